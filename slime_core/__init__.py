@@ -1,0 +1,23 @@
+"""What a plugin imports. Loads neither torch nor ray."""
+
+from slime_core.errors import DataError, EngineError, OptionError, PluginError, SlimeError
+from slime_core.hookspecs import CONTRACT_VERSION, hookimpl
+from slime_core.types import Drop, Generation, Group, Sample, Status, TrainBatch
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "DataError",
+    "Drop",
+    "EngineError",
+    "Generation",
+    "Group",
+    "OptionError",
+    "PluginError",
+    "Sample",
+    "SlimeError",
+    "Status",
+    "TrainBatch",
+    "hookimpl",
+]
+
+__version__ = "0.1.0"

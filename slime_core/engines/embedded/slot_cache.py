@@ -1,0 +1,116 @@
+"""The key-value cache of the embedded engine: one row ("slot") a sequence, all layers of equal length.
+
+The running sequences fill a dense prefix of the slots, so a decode step reads plain views of the buffers. Buffers grow
+in blocks when a row or a longer sequence needs it, and are given back when the engine is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+TOKEN_BLOCK = 64
+SLOT_BLOCK = 8
+
+
+class SlotCache(Cache):
+    """Keys and values as [slots, kv_heads, tokens, head_dim] a layer, written at explicit (slot, position) pairs.
+
+    Before each forward, `select` says which rows take part, where their new tokens go and how many positions attention
+    looks at. One extra last position takes the writes of padding tokens and is never read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.keys: list[torch.Tensor | None] = []
+        self.values: list[torch.Tensor | None] = []
+        self.slots = 0
+        self.tokens = 0
+        self._rows = slice(0, 0)
+        self._row_index = torch.empty(0, dtype=torch.int64)
+        self._positions = torch.empty(0, 0, dtype=torch.int64)
+        self._width = 0
+
+    @property
+    def padding_position(self) -> int:
+        """The position that swallows the writes of padding tokens."""
+        return self.tokens
+
+    def reserve(self, slots: int, tokens: int) -> None:
+        """Make room for that many rows and positions, rounded up to blocks; existing contents stay."""
+        slots = max(self.slots, _round_up(slots, SLOT_BLOCK))
+        # a longer sequence costs a copy of everything: grow by a quarter at least
+        tokens = self.tokens if tokens <= self.tokens else _round_up(max(tokens, self.tokens * 5 // 4), TOKEN_BLOCK)
+        if (slots, tokens) == (self.slots, self.tokens):
+            return
+        self.keys = [self._enlarged(old, slots, tokens) for old in self.keys]
+        self.values = [self._enlarged(old, slots, tokens) for old in self.values]
+        self.slots, self.tokens = slots, tokens
+
+    def _enlarged(self, old: torch.Tensor | None, slots: int, tokens: int) -> torch.Tensor | None:
+        if old is None:
+            return None
+        new = old.new_zeros(slots, old.shape[1], tokens + 1, old.shape[3])
+        new[: old.shape[0], :, : self.tokens] = old[:, :, : self.tokens]
+        return new
+
+    def release(self) -> None:
+        """Give all memory back; only when no row is in use."""
+        self.keys, self.values = [], []
+        self.slots = self.tokens = 0
+
+    def select(self, start: int, stop: int, positions: torch.Tensor, width: int) -> None:
+        """Prepare a forward of rows start..stop: positions [rows, queries] to write at, width positions to attend to."""
+        self._rows = slice(start, stop)
+        self._row_index = torch.arange(start, stop)
+        self._positions = positions
+        self._width = width
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new states [rows, heads, queries, dim]; return views [rows, heads, width, dim] of all the stored."""
+        keys = self._write(self.keys, layer_idx, key_states)
+        values = self._write(self.values, layer_idx, value_states)
+        return keys, values
+
+    def _write(self, buffers: list[torch.Tensor | None], layer_idx: int, states: torch.Tensor) -> torch.Tensor:
+        while len(buffers) <= layer_idx:
+            buffers.append(None)
+        buffer = buffers[layer_idx]
+        if buffer is None:
+            # zeros, not empty: what the mask hides must still be finite
+            buffer = states.new_zeros(self.slots, states.shape[1], self.tokens + 1, states.shape[3])
+            buffers[layer_idx] = buffer
+        if states.shape[2] == 1:
+            buffer[self._row_index, :, self._positions[:, 0]] = states[:, :, 0]
+        else:
+            buffer[self._row_index[:, None], :, self._positions] = states.transpose(1, 2)
+        return buffer[self._rows, :, : self._width]
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
+        """Copy the first `width` positions of rows onto other rows."""
+        for buffer in (*self.keys, *self.values):
+            if buffer is not None:
+                for source, target in zip(sources, targets, strict=True):
+                    buffer[target, :, :width] = buffer[source, :, :width]
+
+    def bytes_per_token(self) -> int:
+        """Memory of one position of one row over all layers, in bytes; 0 before the first forward."""
+        tensors = [b for b in (*self.keys, *self.values) if b is not None]
+        return sum(b.shape[1] * b.shape[3] * b.element_size() for b in tensors)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Part of transformers' interface: positions are explicit here, so there is no single length."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Part of transformers' interface: (key length, offset) of the current forward."""
+        return self._width, 0
+
+
+def _round_up(number: int, block: int) -> int:
+    return -(-number // block) * block
