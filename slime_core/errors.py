@@ -1,4 +1,4 @@
-"""Errors a user can act on: what happened, where (plugin, dataset, row), what to do. The CLI prints them without a traceback."""
+"""Errors a user can act on: what happened, where, what to do. The CLI prints them without a traceback."""
 
 
 class SlimeError(Exception):

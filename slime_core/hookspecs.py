@@ -54,8 +54,7 @@ def get_samples(args: argparse.Namespace, state: dict[str, Any], num_prompts: in
     """Return `num_prompts` samples, one a prompt; the core clones each to `n_samples_per_prompt`.
 
     Called when the buffer is short of groups, on a thread of the rollout manager. `state` is a JSON-able dict that the
-    core saves with every checkpoint and gives back on resume: keep the cursor there, nowhere else. Training and every
-    evaluation data set have a state of their own, whose key `dataset` names the data set.
+    core saves with every checkpoint and gives back on resume: keep the cursor there, nowhere else.
     """
 
 

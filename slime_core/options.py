@@ -261,7 +261,11 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--input-key", default="prompt", metavar="KEY", help="field with the prompt: text or a list of chat messages"
     )
-    g.add_argument("--label-key", default="label", metavar="KEY", help="field with the ground truth, given to rewards")
+    g.add_argument(
+        "--label-key",
+        metavar="KEY",
+        help="field with the ground truth, which every row must have (default: 'label' if there)",
+    )
     g.add_argument(
         "--metadata-key", default="metadata", metavar="KEY", help="field with an object kept as sample.metadata"
     )

@@ -139,8 +139,11 @@ class Sample:
         self.status, self.reward, self.rewards, self.failure = Status.PENDING, None, {}, None
 
     def clone(self) -> Sample:
-        """A copy that shares no mutable state with this sample."""
-        return copy.deepcopy(self)
+        """A copy that shares no mutable state with this sample; the arrays are shared, as `append` makes new ones."""
+        twin = copy.copy(self)
+        for name in ("prompt", "label", "rewards", "sampling_params", "metadata", "train_metadata", "multimodal"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        return twin
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; `from_dict` gives the sample back. NaN logprobs become null."""

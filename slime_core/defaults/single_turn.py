@@ -1,0 +1,20 @@
+"""`--generate single_turn`: the prompt goes to the engine once, and its answer is the response."""
+
+from typing import Any
+
+from slime_core import Sample, Status, hookimpl
+
+
+@hookimpl
+async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """The sample with one generation; a resumed one goes on from the tokens it has."""
+    room = sampling_params["max_new_tokens"] - sample.response_length
+    room = min(room, engine.context_tokens - len(sample.tokens))
+    if room <= 0:
+        sample.status = Status.TRUNCATED
+        return [sample]
+    generation = await engine.generate(
+        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
+    )
+    sample.append_generation(generation)
+    return [sample]

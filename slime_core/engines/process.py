@@ -1,0 +1,97 @@
+"""Server processes: started with a log file, watched while they get ready, and gone when their owner is."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from slime_core.engines import supervisor
+from slime_core.errors import EngineError
+
+LOOPBACK = "127.0.0.1"
+
+
+class ServerProcess:
+    """A command in a process group of its own, with its output in a log file; it does not outlive this process."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", supervisor.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def exit_code(self) -> int | None:
+        """The server's exit code, None while it runs."""
+        return self._process.poll()
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> None:
+        """Poll until `ready()`.
+
+        Raises:
+            EngineError: with the end of the log, when the server exits or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if (code := self.exit_code()) is not None:
+                raise EngineError(f"{self.name} exited with code {code} while starting.\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise EngineError(f"{self.name} was not ready after {timeout_s:.0f} s.\n{self.log_tail()}")
+            time.sleep(poll_s)
+
+    def log_tail(self, num_lines: int = 15) -> str:
+        """The last lines of the log, for error messages."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-num_lines:]
+        return "\n".join([f"The last lines of {self.log_path}:", *(f"  {line}" for line in lines)])
+
+    def stop(self) -> None:
+        """End the server and everything it started; returns when they are gone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(supervisor.GRACE_S + 5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port that was free a moment ago; whoever uses it must be ready to try another."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def port_is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a server could listen on the port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def answers(url: str, timeout_s: float = 5.0) -> bool:
+    """Whether a GET of the URL answers 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

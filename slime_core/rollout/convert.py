@@ -1,0 +1,61 @@
+"""The convert stage: groups to a TrainBatch, sorted by index, and its split over data-parallel ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from typing import Any
+
+import numpy as np
+
+from slime_core.errors import PluginError
+from slime_core.options import Options
+from slime_core.plugins import Bound
+from slime_core.types import Group, Shard, TrainBatch
+
+
+async def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
+    """The plugin's TrainBatch, checked, its samples sorted by group and index.
+
+    Raises:
+        PluginError: when the plugin returns anything else, or arrays that do not fit together.
+    """
+    batch = await asyncio.to_thread(bound, args=args, groups=groups)
+    if not isinstance(batch, TrainBatch):
+        raise PluginError(f"plugin '{bound.name}': convert_train_data must return a TrainBatch, got {_kind(batch)}.")
+    try:
+        batch.check()
+    except ValueError as error:
+        raise PluginError(
+            f"plugin '{bound.name}': convert_train_data made a batch that does not fit: {error}"
+        ) from None
+    return batch.select(np.lexsort((batch.sample_index, batch.group_index)))
+
+
+def split(batch: TrainBatch, num_ranks: int, num_steps: int) -> list[Shard]:
+    """One shard a rank. Optimiser steps are consecutive runs of samples; each is spread over the ranks by tokens."""
+    parts: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+    for step in np.array_split(np.arange(batch.num_samples), num_steps):
+        for rank, positions in enumerate(_balance(step, batch.lengths, num_ranks)):
+            parts[rank].append(positions)
+    shards = []
+    for steps in parts:
+        ends = np.cumsum([len(positions) for positions in steps]).tolist()
+        mine = batch.select([position for positions in steps for position in positions])
+        shards.append(Shard(mine, ends, batch.rewards, batch.group_index))
+    return shards
+
+
+def _balance(positions: Any, lengths: Any, num_ranks: int) -> list[list[int]]:
+    """Longest first, each to the rank with the fewest tokens so far; every rank's positions in ascending order."""
+    loads = [(0, rank) for rank in range(num_ranks)]
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for position in sorted(positions.tolist(), key=lambda p: (-int(lengths[p]), p)):
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(position)
+        heapq.heappush(loads, (load + int(lengths[position]), rank))
+    return [sorted(share) for share in shares]
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

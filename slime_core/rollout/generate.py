@@ -1,0 +1,60 @@
+"""The generate stage: one sample to the plugin, its samples back, checked and numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_core.engines.client import EngineClient
+from slime_core.errors import PluginError
+from slime_core.options import Options
+from slime_core.plugins import Bound
+from slime_core.types import Sample
+
+
+def sampling_params(args: Options) -> dict[str, Any]:
+    """The run's sampling parameters in SGLang's words."""
+    return {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "min_p": args.min_p,
+        "max_new_tokens": args.max_response_tokens,
+        "stop": args.stop,
+        "stop_token_ids": args.stop_token_ids,
+    }
+
+
+async def generate_samples(
+    args: Options,
+    generate: Bound,
+    engine: EngineClient,
+    sample: Sample,
+    params: dict[str, Any],
+    *,
+    evaluation: bool,
+    take_index: Callable[[], int],
+) -> list[Sample]:
+    """What the plugin makes of `sample`; samples of a fan-out share its rollout index and have indices of their own.
+
+    Raises:
+        PluginError: when the plugin returns anything but a list of at least one sample.
+    """
+    made = await generate(
+        args=args,
+        engine=engine,
+        sample=sample,
+        sampling_params={**params, **sample.sampling_params},
+        evaluation=evaluation,
+    )
+    if not isinstance(made, list) or not made or not all(isinstance(s, Sample) for s in made):
+        what = f"a list of {len(made)}" if isinstance(made, list) else type(made).__name__
+        raise PluginError(
+            f"plugin '{generate.name}': generate must return a list of at least one Sample, got {what} "
+            f"for sample {sample.index}."
+        )
+    for position, one in enumerate(made):
+        one.group_index, one.rollout_index = sample.group_index, sample.rollout_index
+        if position and one.index == sample.index:
+            one.index = take_index()
+    return made

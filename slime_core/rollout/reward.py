@@ -1,0 +1,152 @@
+"""The reward stage: every named reward on every sample, weighted and summed; a failed reward is never a reward of 0."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.engines.client import EngineClient
+from slime_core.errors import DataError, PluginError
+from slime_core.options import Options, RewardChoice
+from slime_core.plugins import Bound, Plugins
+from slime_core.rollout.reward_pool import RewardFailure, RewardPool
+from slime_core.rollout.tally import Tally
+from slime_core.types import Group, Sample, Status
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Grader:
+    """One named reward, ready to be called."""
+
+    choice: RewardChoice
+    bound: Bound
+
+    @property
+    def name(self) -> str:
+        """The plugin's plain name, under which its rewards are kept and logged."""
+        return self.bound.name
+
+    @property
+    def whole_group(self) -> bool:
+        """Whether it grades groups rather than samples."""
+        return self.bound.hook == "group_reward"
+
+
+def bind_graders(args: Options, plugins: Plugins) -> list[Grader]:
+    """The rewards that `--reward` names, as `reward` where the plugin has it, else as `group_reward`."""
+    graders = []
+    for choice in args.reward:
+        plugins.load(choice.reference)
+        hook = "reward" if plugins.implements("reward", choice.name) else "group_reward"
+        graders.append(Grader(choice, plugins.bind(hook, choice.reference)))
+    return graders
+
+
+class Rewards:
+    """Grades samples and groups with the graders that apply to them."""
+
+    def __init__(self, args: Options, graders: list[Grader], engine: EngineClient) -> None:
+        self._args = args
+        self._graders = graders
+        self._engine = engine
+        in_workers = [grader.choice.reference for grader in graders if not grader.bound.is_async]
+        self._pool = RewardPool(args, in_workers) if in_workers else None
+
+    async def score_sample(self, sample: Sample, tally: Tally) -> None:
+        """Run the per-sample rewards of a finished sample; one that a generator filled is kept."""
+        if sample.status is Status.ABORTED or sample.status is Status.FAILED or sample.reward is not None:
+            return
+        for grader in self._graders_of(sample):
+            if grader.whole_group or sample.status is Status.FAILED:
+                continue
+            try:
+                _keep(sample, grader.name, await self._grade(grader, {"sample": sample}))
+            except RewardFailure as failure:
+                _fail([sample], grader, str(failure), tally)
+
+    async def score_group(self, group: Group, tally: Tally) -> None:
+        """Run the group rewards of a finished group, then sum up."""
+        open_samples = [s for s in group if s.status in (Status.COMPLETED, Status.TRUNCATED) and s.reward is None]
+        for grader in self._graders:
+            graded = [s for s in open_samples if grader in self._graders_of(s) and s.status is not Status.FAILED]
+            if not grader.whole_group or not graded:
+                continue
+            try:
+                results = await self._grade(grader, {"samples": graded})
+                if not isinstance(results, list | tuple) or len(results) != len(graded):
+                    what = f"{len(results)} rewards" if isinstance(results, list | tuple) else type(results).__name__
+                    raise RewardFailure(f"returned {what} for a group of {len(graded)} samples")
+                for sample, result in zip(graded, results, strict=True):
+                    _keep(sample, grader.name, result)
+            except RewardFailure as failure:
+                _fail(graded, grader, str(failure), tally)
+        for sample in open_samples:
+            weights = {grader.name: grader.choice.weight for grader in self._graders_of(sample)}
+            if weights and sample.status is not Status.FAILED:
+                sample.reward = sum(weight * sample.rewards[name] for name, weight in weights.items())
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _graders_of(self, sample: Sample) -> list[Grader]:
+        """All of them, or with --reward-field the one that the row names and those marked '+'."""
+        field = self._args.reward_field
+        if field is None:
+            return self._graders
+        wanted = sample.metadata.get(field)
+        plain = [grader.name for grader in self._graders if not grader.choice.always]
+        if wanted not in plain:
+            raise DataError(
+                f"a row of data set '{sample.dataset}' has metadata {field}={wanted!r}, which is none of the rewards "
+                f"named without '+': {', '.join(plain)}."
+            )
+        return [grader for grader in self._graders if grader.choice.always or grader.name == wanted]
+
+    async def _grade(self, grader: Grader, subject: dict[str, Any]) -> Any:
+        if grader.bound.is_async:
+            return await self._grade_here(grader, subject)
+        if self._pool is None:
+            raise PluginError(f"plugin '{grader.name}' needs a worker process, and none was started.")
+        return await self._pool.grade(grader.bound.hook, grader.choice.reference, subject)
+
+    async def _grade_here(self, grader: Grader, subject: dict[str, Any]) -> Any:
+        timeout_s = self._args.reward_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await grader.bound(args=self._args, engine=self._engine, **subject)
+        except TimeoutError:
+            raise RewardFailure(f"took longer than {timeout_s:g} s and was cancelled") from None
+        except Exception as error:
+            raise RewardFailure(f"{type(error).__name__}: {error}") from error
+
+
+def _keep(sample: Sample, name: str, result: Any) -> None:
+    """Note a reward; of a dict the key `reward` counts and the others are logged.
+
+    Raises:
+        RewardFailure: when it is not a finite number, or a dict of such.
+    """
+    entries = result if isinstance(result, dict) else {"reward": result}
+    if "reward" not in entries:
+        raise RewardFailure(f"returned a dict without the key 'reward': {sorted(map(str, entries))}")
+    for key, value in entries.items():
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise RewardFailure(f"returned {value!r} where a finite number is needed")
+        sample.rewards[name if key == "reward" else f"{name}/{key}"] = float(value)
+
+
+def _fail(samples: Group, grader: Grader, reason: str, tally: Tally) -> None:
+    for sample in samples:
+        sample.fail(f"reward '{grader.name}' {reason}")
+    if not tally.first_failure:
+        tally.first_failure = f"reward '{grader.name}' failed: {reason}"
+        logger.warning("%s (sample %d); further failures are counted", tally.first_failure, samples[0].index)
+    tally.failed[grader.name] += len(samples)
