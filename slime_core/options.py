@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import time
 import tomllib
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ class RewardChoice:
         """The plugin's plain name."""
         return plugin_name(self.reference)
 
+    def __str__(self) -> str:
+        return f"{'+' if self.always else ''}{self.reference}={self.weight:g}"
+
 
 def reward_choice(text: str) -> RewardChoice:
     """Parse `[+]NAME[=WEIGHT]`."""
@@ -60,6 +64,9 @@ class NamedPath:
 
     name: str
     path: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.path}"
 
 
 def named_path(text: str) -> NamedPath:
@@ -492,8 +499,6 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    import json
-
     try:
         value = json.loads(text)
     except ValueError:
@@ -539,8 +544,6 @@ _OBJECT_KEYS = {"chat-template-kwargs"}
 
 
 def _config_value(value: Any) -> Any:
-    import json
-
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, list):
@@ -560,7 +563,7 @@ def _new_parser(toml: TomlFile, add_help: bool) -> _Parser:
         prog="slime train",
         description="Train a language model by reinforcement learning, with plugins chosen by name.",
         auto_env_var_prefix=ENV_PREFIX,
-        config_file_parser_class=lambda: toml,
+        config_file_parser_class=toml,
         allow_abbrev=False,
         add_help=add_help,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=120),
@@ -584,6 +587,7 @@ def parse(argv: Sequence[str]) -> Parsed:
         OptionError: naming the flag, the key or the variable that is wrong.
         PluginError: when a named plugin cannot be loaded.
     """
+    argv = _with_resumed_options(argv)
     first, _ = _parse_known(_new_parser(TomlFile(), add_help=False), [a for a in argv if a not in ("-h", "--help")])
     plugins = Plugins()
     for reference in chosen_plugins(first):
@@ -604,16 +608,54 @@ def parse(argv: Sequence[str]) -> Parsed:
     return Parsed(args, parser.format_values())
 
 
+def _with_resumed_options(argv: Sequence[str]) -> list[str]:
+    """Under --resume the run's own options come first, so that only what changes needs a flag."""
+    first, _ = _parse_known(_new_parser(TomlFile(), add_help=False), [a for a in argv if a not in ("-h", "--help")])
+    if first.resume is None or first.config is not None:
+        return list(argv)
+    saved = _resumed_directory(first) / OPTIONS_FILE
+    if not saved.is_file():
+        raise OptionError(f"--resume: {saved} is missing; give the run's flags again with --config or by hand.")
+    return ["--config", str(saved), *argv]
+
+
+def write_options(args: argparse.Namespace, path: Path) -> None:
+    """Write every option that is set as a TOML file that --config and --resume read."""
+    lines = []
+    for name, value in sorted(vars(args).items()):
+        if name in _NOT_WRITTEN or value is None or value == []:
+            continue
+        lines.append(f"{name.replace('_', '-')} = {_toml_value(value)}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+OPTIONS_FILE = "options.toml"
+_NOT_WRITTEN = {"config", "resume", "dry_run", "run_name", "runs_dir"}
+
+
+def _toml_value(value: Any) -> str:
+    """TOML for a flag's value; strings and arrays are written as in JSON."""
+    if isinstance(value, dict):
+        return json.dumps(json.dumps(value))
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return json.dumps(value if isinstance(value, bool | int | float) else str(value))
+
+
+def _resumed_directory(args: argparse.Namespace) -> Path:
+    named = args.run_name if args.resume == "latest" and args.run_name else args.resume
+    directory = next((d for d in (Path(args.runs_dir) / named, Path(named)) if d.is_dir()), None)
+    if directory is None:
+        raise OptionError(f"--resume: there is no run '{named}' in {args.runs_dir}.")
+    return directory.resolve()
+
+
 def _resolve_run(args: argparse.Namespace) -> None:
     """Settle the run directory, `--runs-dir`/`--run-name`, which `--resume` may name."""
     if args.resume is None:
         args.run_name = args.run_name or time.strftime("%Y%m%d-%H%M%S")
         return
-    named = args.run_name if args.resume == "latest" and args.run_name else args.resume
-    directory = next((d for d in (Path(args.runs_dir) / named, Path(named)) if d.is_dir()), None)
-    if directory is None:
-        raise OptionError(f"--resume: there is no run '{named}' in {args.runs_dir}.")
-    directory = directory.resolve()
+    directory = _resumed_directory(args)
     args.runs_dir, args.run_name = str(directory.parent), directory.name
 
 

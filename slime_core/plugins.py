@@ -193,13 +193,13 @@ class Plugins:
             raise
         return name
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Ask every loaded plugin for its flags, each plugin in an argument group of its own.
+    def add_options(self, parser: argparse.ArgumentParser, only: str | None = None) -> None:
+        """Ask the loaded plugins (or only one) for their flags, each plugin in an argument group of its own.
 
         Raises:
             PluginError: when a flag does not start with `--<plugin>-`.
         """
-        for loaded in self.loaded.values():
+        for loaded in [self.loaded[only]] if only else self.loaded.values():
             impl = next(
                 (i for i in self.manager.hook.add_options.get_hookimpls() if i.plugin_name == loaded.name), None
             )
@@ -208,8 +208,9 @@ class Plugins:
             group = parser.add_argument_group(f"plugin {loaded.name}", f"from {loaded.origin}")
             impl.function(*[group for _ in impl.argnames])
             prefix = f"--{loaded.name.replace('_', '-')}-"
+            allowed = (prefix, f"--no-{prefix[2:]}")
             for action in group._group_actions:
-                if wrong := [flag for flag in action.option_strings if not flag.startswith(prefix)]:
+                if wrong := [flag for flag in action.option_strings if not flag.startswith(allowed)]:
                     raise PluginError(
                         f"plugin '{loaded.name}' from {loaded.origin} adds the flag {wrong[0]}; "
                         f"a plugin's flags must start with {prefix}"

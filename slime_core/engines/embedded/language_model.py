@@ -40,6 +40,7 @@ class LanguageModel:
         self.eos_ids = _eos_ids(model, tokenizer)
         self.layer_types = _layer_types(self.config)
         self.window = getattr(self.config, "sliding_window", None)
+        self.kv_token_bytes = 0  # keys and values of one token over all layers, measured by self_check
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,6 +123,7 @@ class LanguageModel:
         chunk = slice(middle, length - 1)
         before = self.forward(cache, 0, tokens[:, chunk], positions[:, chunk], length - 1, keep_all=False)
         last = self.forward(cache, 0, tokens[:, -1:], positions[:, -1:], length, keep_all=False)
+        self.kv_token_bytes = cache.bytes_per_token()
         return torch.cat([before, last], dim=1).float()
 
     def _name(self) -> str:

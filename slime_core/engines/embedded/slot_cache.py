@@ -6,7 +6,6 @@ in blocks when a row or a longer sequence needs it, and are given back when the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,22 +38,27 @@ class SlotCache(Cache):
         """The position that swallows the writes of padding tokens."""
         return self.tokens
 
+    @torch.inference_mode()
     def reserve(self, slots: int, tokens: int) -> None:
-        """Make room for that many rows and positions, rounded up to blocks; existing contents stay."""
-        slots = max(self.slots, _round_up(slots, SLOT_BLOCK))
-        # a longer sequence costs a copy of everything: grow by a quarter at least
-        tokens = self.tokens if tokens <= self.tokens else _round_up(max(tokens, self.tokens * 5 // 4), TOKEN_BLOCK)
-        if (slots, tokens) == (self.slots, self.tokens):
-            return
-        self.keys = [self._enlarged(old, slots, tokens) for old in self.keys]
-        self.values = [self._enlarged(old, slots, tokens) for old in self.values]
-        self.slots, self.tokens = slots, tokens
+        """Make room for that many rows and positions, which must cover every row in use.
 
-    def _enlarged(self, old: torch.Tensor | None, slots: int, tokens: int) -> torch.Tensor | None:
-        if old is None:
-            return None
+        Contents stay. A buffer that must grow on one side is cropped on the other to what is needed now, so one long
+        sequence of the past costs no memory for ever.
+        """
+        if slots <= self.slots and tokens <= self.tokens:
+            return
+        new_slots = _grown(slots, self.slots, SLOT_BLOCK)
+        new_tokens = _grown(tokens, self.tokens, TOKEN_BLOCK)
+        for buffers in (self.keys, self.values):
+            for layer, old in enumerate(buffers):
+                if old is not None:  # one layer at a time: old and new never exist twice over
+                    buffers[layer] = self._resized(old, new_slots, new_tokens)
+        self.slots, self.tokens = new_slots, new_tokens
+
+    def _resized(self, old: torch.Tensor, slots: int, tokens: int) -> torch.Tensor:
         new = old.new_zeros(slots, old.shape[1], tokens + 1, old.shape[3])
-        new[: old.shape[0], :, : self.tokens] = old[:, :, : self.tokens]
+        kept_slots, kept_tokens = min(slots, self.slots), min(tokens, self.tokens)
+        new[:kept_slots, :, :kept_tokens] = old[:kept_slots, :, :kept_tokens]
         return new
 
     def release(self) -> None:
@@ -63,7 +67,10 @@ class SlotCache(Cache):
         self.slots = self.tokens = 0
 
     def select(self, start: int, stop: int, positions: torch.Tensor, width: int) -> None:
-        """Prepare a forward of rows start..stop: positions [rows, queries] to write at, width positions to attend to."""
+        """Prepare a forward of rows start..stop.
+
+        positions: [rows, queries] where to write the new tokens; width: how many positions attention looks at.
+        """
         self._rows = slice(start, stop)
         self._row_index = torch.arange(start, stop)
         self._positions = positions
@@ -91,12 +98,19 @@ class SlotCache(Cache):
             buffer[self._row_index[:, None], :, self._positions] = states.transpose(1, 2)
         return buffer[self._rows, :, : self._width]
 
-    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
-        """Copy the first `width` positions of rows onto other rows."""
+    @torch.inference_mode()
+    def copy_row(self, source: int, target: int, width: int) -> None:
+        """Copy the first `width` positions of one row onto another."""
         for buffer in (*self.keys, *self.values):
             if buffer is not None:
-                for source, target in zip(sources, targets, strict=True):
-                    buffer[target, :, :width] = buffer[source, :, :width]
+                buffer[target, :, :width] = buffer[source, :, :width]
+
+    @torch.inference_mode()
+    def fan_out(self, sources: torch.Tensor, start: int, width: int) -> None:
+        """Copy the first `width` positions of rows `sources` [n] onto the rows start, start+1, ..."""
+        for buffer in (*self.keys, *self.values):
+            if buffer is not None:
+                buffer[start : start + len(sources), :, :width] = buffer[sources, :, :width]
 
     def bytes_per_token(self) -> int:
         """Memory of one position of one row over all layers, in bytes; 0 before the first forward."""
@@ -112,5 +126,8 @@ class SlotCache(Cache):
         return self._width, 0
 
 
-def _round_up(number: int, block: int) -> int:
-    return -(-number // block) * block
+def _grown(needed: int, have: int, block: int) -> int:
+    """A size for `needed`, in whole blocks; by a quarter at least where it grows, as each growth copies everything."""
+    if needed > have:
+        needed = max(needed, have * 5 // 4)
+    return -(-needed // block) * block

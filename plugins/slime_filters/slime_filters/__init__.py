@@ -1,0 +1,1 @@
+"""Filters of finished groups: `nonzero_std` and `reward_std`."""

@@ -1,0 +1,68 @@
+"""From numbers a token to one number: means over tokens or sequences, exact under any splitting of the batch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of the values where the mask is set, a scalar; 0 when it is set nowhere. Same shape, any shape."""
+    mask = mask.bool()
+    return torch.where(mask, values, torch.zeros_like(values)).sum() / mask.sum().clamp(min=1)
+
+
+def segment_sum(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Sum of each sample's tokens.
+
+    Args:
+        values: [R], sample after sample.
+        lengths: [S] integers, tokens of each sample, summing to R.
+
+    Returns:
+        [S], 0 for a sample without tokens.
+    """
+    sample = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths, output_size=len(values))
+    return values.new_zeros(len(lengths)).index_add(0, sample, values)
+
+
+def masked_sequence_mean(values: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Mean of each sample's values where the mask is set.
+
+    Args:
+        values: [R].
+        mask: [R], bool or 0/1.
+        lengths: [S] integers, response tokens of each sample.
+
+    Returns:
+        [S], 0 for a sample with no token set.
+    """
+    mask = mask.bool()
+    totals = segment_sum(torch.where(mask, values, torch.zeros_like(values)), lengths)
+    return totals / segment_sum(mask.to(values.dtype), lengths).clamp(min=1)
+
+
+def token_weights(mask: torch.Tensor, lengths: torch.Tensor, kind: str, total: float) -> torch.Tensor:
+    """What each token weighs in the loss, so that loss = sum(weights * values), however the batch is split.
+
+    - token: 1 / total, with total the trained tokens of the whole step.
+    - sequence: 1 / (trained tokens of its sample * total), with total the samples of the whole step that have any.
+
+    Args:
+        mask: [R], bool or 0/1, the trained tokens of this part of the step.
+        lengths: [S] integers, response tokens of each sample of this part.
+        kind: "token" or "sequence".
+        total: the denominator, counted over all parts.
+
+    Returns:
+        float32 [R], 0 where the mask is 0.
+
+    Raises:
+        ValueError: on an unknown kind.
+    """
+    set_tokens = mask.to(torch.float32)
+    if kind == "token":
+        return set_tokens / total
+    if kind != "sequence":
+        raise ValueError(f"unknown aggregation '{kind}'; use token or sequence")
+    trained = segment_sum(set_tokens, lengths).clamp(min=1)
+    return set_tokens / (torch.repeat_interleave(trained, lengths, output_size=len(mask)) * total)

@@ -1,0 +1,164 @@
+"""The `slime` command: train | plugins | hooks. Errors a user can act on are one message, without a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from slime_core import __version__
+from slime_core.errors import SlimeError
+from slime_core.hookspecs import CONTRACT_VERSION
+
+DESCRIPTION = "RL post-training for language models in which every decision about data is a plugin."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        if words[:1] == ["train"]:  # its flags are parsed in two phases, by options.py
+            return run_train(words[1:])
+        args = build_parser().parse_args(words)
+        return int(args.run(args))
+    except SlimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The commands and, but for `train`, their flags."""
+    parser = argparse.ArgumentParser(prog="slime", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"slime-core {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_parser("train", help="train a model (`slime train --help` shows the flags)", add_help=False)
+    plugins = commands.add_parser("plugins", help="list the installed plugins, or check them")
+    plugins.add_argument("--json", action="store_true", help="print the list as JSON")
+    plugins.set_defaults(run=run_plugins)
+    actions = plugins.add_subparsers(title="actions", metavar="ACTION")
+    check = actions.add_parser("check", help="import plugins and show their hooks and options, or why they are broken")
+    check.add_argument("name", nargs="*", help="a plugin's name, file or module (default: every installed plugin)")
+    check.set_defaults(run=run_check)
+    hooks = commands.add_parser("hooks", help="print the hook contract")
+    hooks.add_argument("--markdown", action="store_true", help="print it as docs/hooks.md has it")
+    hooks.set_defaults(run=run_hooks)
+    return parser
+
+
+def run_train(words: list[str]) -> int:
+    """`slime train`."""
+    from slime_core.options import chosen_plugins, parse
+    from slime_core.plugins import Plugins
+
+    parsed = parse(words)
+    if parsed.args.dry_run:
+        print(parsed.sources)
+        plugins = Plugins()
+        for reference in chosen_plugins(parsed.args):
+            name = plugins.load(reference)
+            print(describe(plugins, name))
+        return 0
+    from slime_core.train import train
+
+    run_dir = train(parsed.args)
+    print(f"done: {run_dir}")
+    return 0
+
+
+def run_plugins(args: argparse.Namespace) -> int:
+    """`slime plugins`: from metadata alone, nothing is imported."""
+    from slime_core.plugins import installed
+
+    rows = [{"name": f.name, "package": f.package, "version": f.version} for f in installed()]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    widths = [max(len(row[key]) for row in rows) for key in ("name", "package")]
+    for row in rows:
+        print(f"{row['name']:<{widths[0]}}  {row['package']:<{widths[1]}}  {row['version']}")
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """`slime plugins check`: every plugin in a process of its own, so that a broken one harms no other."""
+    from slime_core.plugins import Plugins, installed
+
+    names = args.name or list(dict.fromkeys(f.name for f in installed()))
+    if len(names) == 1:
+        plugins = Plugins()
+        name = plugins.load(names[0])
+        print(describe(plugins, name))
+        return 0
+    codes = []
+    for name in names:
+        command = [
+            sys.executable,
+            "-c",
+            "from slime_core.cli import main; raise SystemExit(main())",
+            "plugins",
+            "check",
+        ]
+        done = subprocess.run([*command, name], capture_output=True, text=True)
+        print((done.stdout or f"{name}  BROKEN\n  {done.stderr}").rstrip())
+        codes.append(done.returncode)
+    return max(codes)
+
+
+def run_hooks(args: argparse.Namespace) -> int:
+    """`slime hooks`: the contract, from the specifications themselves."""
+    from slime_core.plugins import HOOKS
+
+    print(f"# Hooks\n\nContract version {CONTRACT_VERSION}." if args.markdown else f"hook contract {CONTRACT_VERSION}")
+    for name, spec in HOOKS.items():
+        colour = _colour(name)
+        signature = f"{name}({', '.join(inspect.signature(spec).parameters)})"
+        text = inspect.getdoc(spec) or ""
+        if args.markdown:
+            print(f"\n## `{signature}`\n\n*{colour}*\n\n{text}")
+        else:
+            indented = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+            print(f"\n{signature}  [{colour}]\n{indented}")
+    return 0
+
+
+def describe(plugins, name: str) -> str:  # type: ignore[no-untyped-def]
+    """A loaded plugin's origin, hooks and options, as text."""
+    lines = [f"{name}  ({plugins.loaded[name].origin})"]
+    for hook, impl in plugins.hooks_of(name).items():
+        kind = "wraps" if impl.wrapper else "async def" if inspect.iscoroutinefunction(impl.function) else "def"
+        lines.append(f"  {kind} {hook}({', '.join(impl.argnames)})")
+    parser = argparse.ArgumentParser(add_help=False)
+    plugins.add_options(parser, only=name)
+    for action in parser._actions:
+        default = "" if action.default in (None, argparse.SUPPRESS) else f" (default: {action.default})"
+        lines.append(f"  {', '.join(action.option_strings)}: {action.help or 'no description'}{default}")
+    return "\n".join(lines)
+
+
+def _colour(hook: str) -> str:
+    from slime_core.hookspecs import EITHER_COLOUR
+    from slime_core.plugins import HOOKS
+
+    if hook in EITHER_COLOUR:
+        return "def or async def"
+    return "async def" if inspect.iscoroutinefunction(HOOKS[hook]) else "def"
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run as Ctrl-C does: everything is stopped."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

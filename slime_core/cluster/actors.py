@@ -1,0 +1,157 @@
+"""Ray actors: each wraps one plain class and adds nothing but the transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from slime_core.engines.process import free_port
+from slime_core.engines.router import Router
+from slime_core.engines.server import EngineServer
+from slime_core.options import Options
+from slime_core.rollout.manager import RolloutManager
+from slime_core.rollout.tally import Tally
+from slime_core.training.trainer import Trainer
+from slime_core.weights.sync import WeightSync
+
+MAX_MESSAGES = 100
+"""Warnings kept for the driver between two polls."""
+
+
+@dataclass(frozen=True)
+class RoundRefs:
+    """A round whose shards stay in Ray's object store."""
+
+    shards: list[Any]
+    metrics: dict[str, float]
+
+
+@ray.remote(max_restarts=0)
+class EngineActor:
+    """Owns one engine's server process."""
+
+    def start(self, args: Options, index: int, run_dir: Path, threads: int) -> str:
+        """The URL of a healthy server."""
+        self._server = EngineServer(args, index, run_dir / "logs", threads)
+        return self._server.start()
+
+    def stop(self) -> None:
+        """End the server."""
+        self._server.stop()
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class RolloutActor:
+    """Owns the router process and the RolloutManager."""
+
+    async def start(self, args: Options, worker_urls: Sequence[str], num_ranks: int, run_dir: Path) -> None:
+        """Bring up the router and load the plugins."""
+        self._messages = MessageCollector(run_dir / "logs" / "rollout.log")
+        self._router = None
+        if worker_urls:
+            self._router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
+        url = self._router.url if self._router else ""
+        self._manager = RolloutManager(args, url, worker_urls, num_ranks)
+
+    async def rollout(self, step: int) -> RoundRefs:
+        """Collect a round."""
+        collected = await self._manager.rollout(step)
+        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics)
+
+    async def evaluate(self) -> dict[str, float]:
+        """Evaluate on every data set."""
+        return await self._manager.evaluate()
+
+    async def progress(self) -> tuple[Tally, list[str]]:
+        """The counts of the round under way, and warnings since the last call."""
+        return self._manager.progress(), self._messages.take()
+
+    async def save(self, directory: Path) -> None:
+        """Write the rollout side's state."""
+        self._manager.save(directory)
+
+    async def load(self, directory: Path) -> None:
+        """Go on from a saved state."""
+        self._manager.load(directory)
+
+    async def stop(self) -> None:
+        """End the reward workers and the router."""
+        await self._manager.close()
+        if self._router:
+            await asyncio.to_thread(self._router.stop)
+
+
+@ray.remote(max_restarts=0)
+class TrainerActor:
+    """One rank of the trainer."""
+
+    def reserve_address(self, local: bool) -> tuple[str, int]:
+        """Where rank 0 will listen for the others."""
+        return ("127.0.0.1" if local else ray.util.get_node_ip_address()), free_port()
+
+    def start(
+        self, args: Options, rank: int, world_size: int, address: tuple[str, int], device: str, threads: int
+    ) -> None:
+        """Load the model."""
+        import torch
+
+        from slime_core.training.torch_backend.trainer import TorchTrainer
+
+        torch.set_num_threads(threads)
+        host, port = address
+        self._trainer: Trainer = TorchTrainer(
+            args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
+        )
+
+    def connect(self, args: Options, worker_urls: Sequence[str], run_dir: Path) -> None:
+        """Prepare to send weights to these engines; rank 0 only."""
+        self._sync = WeightSync(args, worker_urls, run_dir)
+
+    def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
+        """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
+        return self._trainer.train(step, ray.get(shard_refs[0]))
+
+    def send_weights(self, version: int) -> dict[str, float]:
+        """Give the engines the current weights."""
+        return asyncio.run(self._sync.send(self._trainer.export_weights, version))
+
+    def save(self, directory: Path) -> None:
+        """Write model and training state."""
+        self._trainer.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Go on from a saved state."""
+        self._trainer.load(directory)
+
+    def stop(self) -> None:
+        """Leave the process group."""
+        self._trainer.close()
+
+
+class MessageCollector(logging.Handler):
+    """Writes the process's log to a file and keeps warnings for the driver to show."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        logging.basicConfig(
+            filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+        )
+        logging.getLogger("slime_core").addHandler(self)
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one warning."""
+        if len(self._messages) < MAX_MESSAGES:
+            self._messages.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """What came since the last call."""
+        messages, self._messages = self._messages, []
+        return messages

@@ -1,0 +1,194 @@
+"""The processes of a run, on Ray: started together, called by name, gone when the run ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from slime_core.cluster.actors import EngineActor, RolloutActor, RoundRefs, TrainerActor
+from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
+from slime_core.errors import ClusterError, SlimeError
+from slime_core.options import Options
+from slime_core.rollout.tally import Tally
+
+PLACEMENT_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+POLL_S = 0.2
+
+OnProgress = Callable[[Tally, list[str]], None]
+
+
+class Cluster:
+    """Engines, router, rollout manager and trainers; use it as a context manager."""
+
+    def __init__(self, args: Options, run_dir: Path) -> None:
+        self._args = args
+        self._run_dir = run_dir
+        self._engines: list[Any] = []
+        self._trainers: list[Any] = []
+        self._manager: Any = None
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- the run's verbs ----------------------------------------------------------------------------------------------
+    def rollout(self, step: int, on_progress: OnProgress) -> RoundRefs:
+        """Collect the round of `step`; `on_progress` is called a few times a second."""
+        collected: RoundRefs = self._watch(self._manager.rollout.remote(step), on_progress)
+        return collected
+
+    def train(self, step: int, collected: RoundRefs) -> dict[str, float]:
+        """Train on a round, every rank on its shard."""
+        calls = [
+            trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
+        ]
+        metrics: list[dict[str, float]] = self._get(calls)
+        return metrics[0]
+
+    def send_weights(self, version: int) -> dict[str, float]:
+        """Give every engine the trainer's weights as `version`, verified."""
+        metrics: dict[str, float] = self._get(self._trainers[0].send_weights.remote(version))
+        return metrics
+
+    def evaluate(self, on_progress: OnProgress) -> dict[str, float]:
+        """Metrics of the evaluation data sets under the current weights."""
+        metrics: dict[str, float] = self._watch(self._manager.evaluate.remote(), on_progress)
+        return metrics
+
+    def save(self, directory: Path) -> None:
+        """Write everything a resumed run needs."""
+        self._get([a.save.remote(directory) for a in [*self._trainers, self._manager]])
+
+    def load(self, directory: Path) -> None:
+        """Go on from `save`."""
+        self._get([a.load.remote(directory) for a in [*self._trainers, self._manager]])
+
+    def close(self) -> None:
+        """Stop every process of the run; Ray too, if the run started it."""
+        actors = [a for a in [self._manager, *self._engines, *self._trainers] if a is not None]
+        self._manager, self._engines, self._trainers = None, [], []
+        if not ray.is_initialized():
+            return
+        with contextlib.suppress(Exception):  # a broken actor must not keep the others alive
+            ray.wait([a.stop.remote() for a in actors], num_returns=len(actors), timeout=STOP_TIMEOUT_S)
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        ray.shutdown()
+
+    # --- start --------------------------------------------------------------------------------------------------------
+    def _start(self) -> None:
+        args = self._args
+        layout_size = len(plan(args, use_gpus=False).bundles)
+        _start_ray(args, layout_size)
+        device = choose_device(args, ray.cluster_resources().get("GPU", 0))
+        layout = plan(args, use_gpus=device == "cuda")
+        group = placement_group(layout.bundles, strategy="PACK")
+        if not group.wait(PLACEMENT_TIMEOUT_S):
+            raise ClusterError(
+                f"Ray cannot place the run: it needs the bundles {layout.bundles} and the cluster has "
+                f"{ray.cluster_resources()}. Ask for fewer --num-engines and --num-trainers."
+            )
+        self._manager = RolloutActor.remote()  # type: ignore[attr-defined]
+        self._engines = [_seat(EngineActor, group, seat) for seat in layout.engines]
+        self._trainers = [_seat(TrainerActor, group, seat) for seat in layout.trainers]
+        loading = self._start_trainers(device)
+        engine_threads = threads_each(args.engine_threads, len(self._engines))
+        urls: list[str] = self._get(
+            [e.start.remote(args, i, self._run_dir, engine_threads) for i, e in enumerate(self._engines)]
+        )
+        self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
+        self._get(loading)
+        self._get(self._trainers[0].connect.remote(args, urls, self._run_dir))
+
+    def _start_trainers(self, device: str) -> list[Any]:
+        address = self._get(self._trainers[0].reserve_address.remote(self._args.ray_address is None))
+        world_size = len(self._trainers)
+        threads = threads_each(self._args.trainer_threads, world_size)
+        return [
+            trainer.start.remote(self._args, rank, world_size, address, device, threads)
+            for rank, trainer in enumerate(self._trainers)
+        ]
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+    def _watch(self, call: Any, on_progress: OnProgress) -> Any:
+        """The result of a call to the manager, with its progress reported meanwhile."""
+        while not ray.wait([call], timeout=POLL_S)[0]:
+            self._report(on_progress)
+        result = self._get(call)
+        self._report(on_progress)
+        return result
+
+    def _report(self, on_progress: OnProgress) -> None:
+        with contextlib.suppress(GetTimeoutError):  # the manager's loop is busy; its monitor will name who holds it
+            on_progress(*self._get(self._manager.progress.remote(), timeout_s=POLL_S))
+
+    def _get(self, calls: Any, timeout_s: float | None = None) -> Any:
+        """ray.get whose errors a user can read."""
+        try:
+            if isinstance(calls, list):
+                _raise_first_error(calls)
+            return ray.get(calls, timeout=timeout_s)
+        except RayTaskError as error:
+            if isinstance(error.cause, SlimeError):
+                raise error.cause from None
+            raise
+        except RayActorError as error:
+            raise ClusterError(
+                f"a process of the run died: {_first_line(error)} Logs are in {self._run_dir / 'logs'} and in Ray's "
+                "session directory; --resume goes on from the last checkpoint."
+            ) from None
+
+
+def _raise_first_error(calls: Sequence[Any]) -> None:
+    """Wait for all, but not for the others once one has failed."""
+    waiting = list(calls)
+    while waiting:
+        done, waiting = ray.wait(waiting)
+        ray.get(done)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") + "." if lines else type(error).__name__ + "."
+
+
+def _seat(actor_class: Any, group: Any, seat: Seat) -> Any:
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat.bundle)
+    return actor_class.options(num_cpus=seat.num_cpus, num_gpus=seat.num_gpus, scheduling_strategy=strategy).remote()
+
+
+def _start_ray(args: Options, num_cpus: int) -> None:
+    """Join the cluster of --ray-address, or start a Ray of our own that declares as many CPUs as the layout needs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Modules named by flags are looked up as `python -m` would, in the workers too.
+    python_path = os.pathsep.join(p for p in (str(Path.cwd()), os.environ.get("PYTHONPATH", "")) if p)
+    options: dict[str, Any] = {"address": args.ray_address} if args.ray_address else {"num_cpus": num_cpus}
+    if not args.ray_address:
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": {"PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1"}},
+            **options,
+        )
+    except (ConnectionError, RuntimeError, TimeoutError) as error:
+        raise ClusterError(f"Ray did not start: {_first_line(error)}") from error

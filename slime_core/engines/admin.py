@@ -1,0 +1,70 @@
+"""Requests to the engines themselves, past the router: pause, flush, weights, checksums."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import orjson
+
+from slime_core.errors import EngineError
+
+
+class EngineAdmin:
+    """Talks to every engine at once; use it as an async context manager."""
+
+    def __init__(self, worker_urls: Sequence[str], timeout_s: float) -> None:
+        self._urls = list(worker_urls)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def __aenter__(self) -> EngineAdmin:
+        self._session = aiohttp.ClientSession(timeout=self._timeout, trust_env=False)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._session.close()
+
+    async def pause(self, mode: str) -> None:
+        """Stop generating; what running requests do is SGLang's `mode`: abort, retract or in_place."""
+        await self._all("pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Generate again."""
+        await self._all("continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes, which the old weights made."""
+        await self._all("flush_cache", {})
+
+    async def update_weights_from_disk(self, model_path: str, version: int) -> None:
+        """Load a directory's weights. An engine that cannot keeps its old ones.
+
+        Raises:
+            EngineError: with the engine's own words.
+        """
+        await self._all("update_weights_from_disk", {"model_path": model_path, "weight_version": str(version)})
+
+    async def checksums(self) -> dict[str, dict[str, str]]:
+        """URL -> tensor name -> checksum of the weights in use."""
+        answers = await self._all("weights_checker", {"action": "checksum"})
+        return {
+            url: orjson.loads(content)["ranks"][0]["checksums"]
+            for url, content in zip(self._urls, answers, strict=True)
+        }
+
+    async def _all(self, endpoint: str, body: dict[str, Any]) -> list[bytes]:
+        return await asyncio.gather(*(self._post(url, endpoint, body) for url in self._urls))
+
+    async def _post(self, url: str, endpoint: str, body: dict[str, Any]) -> bytes:
+        try:
+            headers = {"Content-Type": "application/json"}
+            async with self._session.post(f"{url}/{endpoint}", data=orjson.dumps(body), headers=headers) as answer:
+                content = await answer.read()
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise EngineError(f"{url}/{endpoint} did not answer: {type(error).__name__}: {error}") from None
+        if answer.status != 200:
+            words = content[:500].decode(errors="replace").strip()
+            raise EngineError(f"{url}/{endpoint} answered HTTP {answer.status}: {words}")
+        return content

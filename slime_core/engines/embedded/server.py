@@ -1,0 +1,346 @@
+"""The HTTP front of the embedded engine, on aiohttp; every answer has the shape SGLang 0.5.23 gives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+from aiohttp import web
+
+from slime_core.engines.embedded.engine import PAUSE_MODES, Engine
+from slime_core.engines.embedded.protocol import answer, check_request, parse_generate
+from slime_core.engines.embedded.request import BadRequest, Output, Request
+from slime_core.engines.embedded.scheduler import Finished
+from slime_core.engines.embedded.weights import WeightUpdateError
+
+MAX_BODY_BYTES = 256 << 20
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Routes of one engine. Attach it with app(); the engine must deliver through `deliver`."""
+
+    def __init__(self, model_path: str, served_model_name: str | None = None) -> None:
+        self.model_path = model_path
+        self.weights_path = model_path
+        self.served_model_name = served_model_name or model_path
+        self.started_s = time.time()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind the routes."""
+        if self._engine is None:
+            raise RuntimeError("attach an engine first")
+        return self._engine
+
+    def attach(self, engine: Engine) -> None:
+        """Serve this engine; call on the event loop that will run the app."""
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+
+    def deliver(self, finished: list[Finished]) -> None:
+        """Pass finished requests to the event loop, all of a step at once; called on the engine's thread."""
+        if self._loop is not None:
+            # the loop is closed when the server goes down while requests still run
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_resolve, finished)
+
+    def app(self) -> web.Application:
+        """The aiohttp application with every route."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json])
+        for path in ("/generate",):
+            app.router.add_route("*", path, self.generate)
+        both = {"/flush_cache": self.flush_cache, "/health_generate": self.health}
+        for path, handler in both.items():
+            app.router.add_get(path, handler)
+            app.router.add_post(path, handler)
+        gets = {
+            ("/health", "/ready"): self.health,
+            ("/model_info", "/get_model_info"): self.model_info,
+            ("/server_info", "/get_server_info"): self.server_info,
+            ("/v1/models",): self.models,
+            ("/v1/loads", "/get_load"): self.loads,
+            ("/get_weight_version", "/weight_version"): self.weight_version,
+        }
+        posts = {
+            "/abort_request": self.abort_request,
+            "/pause_generation": self.pause_generation,
+            "/continue_generation": self.continue_generation,
+            "/update_weight_version": self.update_weight_version,
+            "/update_weights_from_disk": self.update_weights_from_disk,
+            "/update_weights_from_tensor": self.update_weights_from_tensor,
+            "/weights_checker": self.weights_checker,
+        }
+        for paths, handler in gets.items():
+            for path in paths:
+                app.router.add_get(path, handler)
+        for path, handler in posts.items():
+            app.router.add_post(path, handler)
+        return app
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    async def generate(self, http: web.Request) -> web.Response:
+        """Generate for one prompt or a list; a client that hangs up aborts its requests."""
+        call = parse_generate(await _json(http), self.engine)
+        futures: list[asyncio.Future[Output]] = []
+        for request in call.requests:
+            check_request(request, self.engine)
+            request.reply = asyncio.get_running_loop().create_future()
+            futures.append(request.reply)
+        self.engine.submit(call.requests)
+        try:
+            outputs = [await future for future in futures]
+        except asyncio.CancelledError:
+            for request in call.requests:
+                self.engine.abort(request=request)
+            raise
+        if broken := next((o for o in outputs if o.finish_reason.get("status_code") == 500), None):
+            return _error(500, broken.finish_reason["message"])
+        pairs = zip(call.requests, outputs, strict=True)
+        answers = [answer(request, output, call, self.engine) for request, output in pairs]
+        return _reply(answers if call.as_list else answers[0])
+
+    async def abort_request(self, http: web.Request) -> web.Response:
+        """Abort by rid, or all; unknown names are fine."""
+        body = await _object(http)
+        rid = body.get("rid")
+        if not body.get("abort_all"):
+            if not isinstance(rid, str):
+                raise BadRequest("abort_request needs a rid, or abort_all.")
+            await asyncio.wrap_future(self.engine.abort(rid=rid))
+        else:
+            await asyncio.wrap_future(self.engine.abort())
+        return web.Response()
+
+    async def pause_generation(self, http: web.Request) -> web.Response:
+        """Pause; what runs is aborted, kept or retracted as the mode says."""
+        mode = (await _object(http)).get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            raise BadRequest(f"mode should be 'abort', 'retract' or 'in_place', got {mode!r}.")
+        await asyncio.wrap_future(self.engine.pause(mode))
+        return _reply({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def continue_generation(self, http: web.Request) -> web.Response:
+        """Go on after a pause."""
+        await _object(http)
+        await asyncio.wrap_future(self.engine.resume())
+        return _reply({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def flush_cache(self, http: web.Request) -> web.Response:
+        """Forget keys and values; refused while requests need them."""
+        flushed = await asyncio.wrap_future(self.engine.flush_cache())
+        return web.Response(text=FLUSHED) if flushed else web.Response(text="Flush cache failed.\n", status=400)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    async def update_weights_from_disk(self, http: web.Request) -> web.Response:
+        """Read and verify a checkpoint, then swap it in when that is safe; a bad one changes nothing."""
+        body = await _object(http)
+        path, version = body.get("model_path"), body.get("weight_version")
+        if not isinstance(path, str) or not (version is None or isinstance(version, str)):
+            raise BadRequest("model_path must be a string, and weight_version a string or null.")
+        if body.get("load_format") not in (None, "auto", "safetensors"):
+            raise BadRequest(f"load_format {body['load_format']!r} is not supported; use 'auto' or 'safetensors'.")
+        abort_all = bool(body.get("abort_all_requests"))
+        try:
+            # reading takes long: neither the event loop nor the model waits for it
+            swapped = await asyncio.to_thread(self.engine.update_weights, path, version, abort_all)
+            await asyncio.wrap_future(swapped)
+        except WeightUpdateError as error:
+            return _reply({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
+        self.weights_path = path
+        message = "Succeeded to update model weights."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return _reply({"success": True, "message": message, "num_paused_requests": 0})
+
+    async def update_weights_from_tensor(self, http: web.Request) -> web.Response:
+        """Refused: its tensors come pickled, and unpickling runs whatever the sender wrote."""
+        message = "the embedded engine does not unpickle tensors; use /update_weights_from_disk"
+        return _reply({"success": False, "message": message}, status=400)
+
+    async def weights_checker(self, http: web.Request) -> web.Response:
+        """Checksums of the live weights under their Hugging Face names."""
+        action = (await _object(http)).get("action")
+        if action != "checksum":
+            raise BadRequest(f"action must be 'checksum', got {action!r}.")
+        checksums = await asyncio.wrap_future(self.engine.checksums())
+        whole = xxhash.xxh3_128_hexdigest(orjson.dumps(sorted(checksums.items())))
+        place = {"role": "target", "tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1}
+        rank = {
+            "checksums": checksums,
+            "per_gpu_checksum": whole,
+            "parallelism_info": [place | {"rank": 0, "size": 1}],
+        }
+        return _reply({"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole})
+
+    async def weight_version(self, http: web.Request) -> web.Response:
+        """The name of the weights in use."""
+        return _reply({"weight_version": self.engine.weight_version})
+
+    async def update_weight_version(self, http: web.Request) -> web.Response:
+        """Rename the weights in use."""
+        body = await _object(http)
+        version = body.get("new_version")
+        if not isinstance(version, str):
+            raise BadRequest("new_version must be a string.")
+        await asyncio.wrap_future(self.engine.set_weight_version(version, bool(body.get("abort_all_requests"))))
+        return _reply({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+    # -- information -----------------------------------------------------------------------------------------------
+
+    async def health(self, http: web.Request) -> web.Response:
+        """200 while the model's thread works; 503 with the reason after its forward failed."""
+        if self.engine.failure is not None:
+            return _error(503, self.engine.failure)
+        return web.Response()
+
+    async def model_info(self, http: web.Request) -> web.Response:
+        """What the model is; routers read it."""
+        config = self.engine.language_model.model.config
+        return _reply(
+            {
+                "model_path": self.weights_path,
+                "served_model_name": self.served_model_name,
+                "tokenizer_path": self.model_path,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": self.engine.weight_version,
+                "load_format": "auto",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": config.model_type,
+                "architectures": config.architectures,
+            }
+        )
+
+    async def server_info(self, http: web.Request) -> web.Response:
+        """What the engine is and can do."""
+        model = self.engine.language_model
+        return _reply(
+            {
+                "engine": "slime-embedded",
+                "version": package_version(),
+                "model_path": self.weights_path,
+                "served_model_name": self.served_model_name,
+                "tokenizer_path": self.model_path,
+                "weight_version": self.engine.weight_version,
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "context_length": model.context_length,
+                "vocab_size": model.vocab_size,
+                "max_running_requests": self.engine.max_rows,
+                "tp_size": 1,
+                "dp_size": 1,
+                "pp_size": 1,
+                "load_balance_method": "round_robin",
+                "disaggregation_mode": "null",
+                "trust_remote_code": False,
+                "capabilities": {
+                    "update_weights_from_disk": True,
+                    "update_weights_from_tensor": False,
+                    "update_weights_from_distributed": False,
+                    "begin_weight_update": False,
+                    "weights_checker": True,
+                    "stream": False,
+                    "unfused_checksums": True,
+                },
+            }
+        )
+
+    async def models(self, http: web.Request) -> web.Response:
+        """OpenAI's list of models: the one that is served."""
+        model = {
+            "id": self.served_model_name,
+            "object": "model",
+            "created": int(self.started_s),
+            "owned_by": "slime-core",
+            "root": self.served_model_name,
+            "parent": None,
+            "max_model_len": self.engine.language_model.context_length,
+        }
+        return _reply({"object": "list", "data": [model]})
+
+    async def loads(self, http: web.Request) -> web.Response:
+        """How many requests run and wait."""
+        load = await asyncio.wrap_future(self.engine.load())
+        one = {
+            "dp_rank": 0,
+            "num_running_reqs": load.running,
+            "num_waiting_reqs": load.waiting,
+            "num_total_reqs": load.running + load.waiting,
+            "num_used_tokens": load.running_tokens,
+            "paused": load.paused,
+        }
+        return _reply({"dp_rank_count": 1, "loads": [one]})
+
+
+def _resolve(finished: list[Finished]) -> None:
+    for request, output in finished:
+        if not request.reply.done():  # a client that hung up has cancelled it
+            request.reply.set_result(output)
+
+
+@web.middleware
+async def errors_as_json(http: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn refused requests into SGLang's 400s."""
+    try:
+        return await handler(http)
+    except BadRequest as error:
+        return _error(400, str(error))
+
+
+async def _json(http: web.Request) -> Any:
+    try:
+        return orjson.loads(await http.read())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+async def _object(http: web.Request) -> dict[str, Any]:
+    body = await _json(http)
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object, at least {}.")
+    return body
+
+
+def _reply(data: Any, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
+
+
+def _error(status: int, message: str) -> web.Response:
+    return _reply({"error": {"message": message}}, status)
+
+
+def package_version() -> str:
+    """The installed slime-core's version, "unknown" when run from a bare source tree."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("slime-core")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def write_port(port: int, path: str | None) -> None:
+    """Announce the port: one JSON line on stdout, and atomically in a file when asked for."""
+    if path is not None:
+        partial = Path(f"{path}.partial")
+        partial.write_text(f"{port}\n")
+        partial.replace(path)
+    print(orjson.dumps({"port": port}).decode(), flush=True)
+
+
+__all__ = ["Request", "Server", "write_port"]

@@ -1,0 +1,48 @@
+"""Checkpoints of a run: complete directories or none, the newest ones kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slime_core.errors import CheckpointError
+
+PREFIX = "step_"
+
+
+@contextmanager
+def new_checkpoint(run_dir: Path, step: int, keep: int) -> Iterator[Path]:
+    """A directory to write the state after `step` rounds to; it gets its name only when everything is written.
+
+    Args:
+        keep: how many checkpoints stay, this one included.
+    """
+    root = run_dir / "checkpoints"
+    final = root / f"{PREFIX}{step:06d}"
+    unfinished = root / f".{final.name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    shutil.rmtree(final, ignore_errors=True)
+    unfinished.rename(final)
+    for old in checkpoints(run_dir)[:-keep]:
+        shutil.rmtree(old)
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    return sorted((run_dir / "checkpoints").glob(f"{PREFIX}*"))
+
+
+def latest_checkpoint(run_dir: Path) -> tuple[Path, int]:
+    """The newest complete checkpoint, and the number of rounds trained in it.
+
+    Raises:
+        CheckpointError: when the run has none.
+    """
+    found = checkpoints(run_dir)
+    if not found:
+        raise CheckpointError(f"{run_dir} has no checkpoint to resume from; start without --resume.")
+    return found[-1], int(found[-1].name.removeprefix(PREFIX))

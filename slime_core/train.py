@@ -1,0 +1,91 @@
+"""The training loop: rollout -> train -> send weights, round after round, with evaluation and checkpoints between."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from slime_core.cluster.cluster import Cluster
+from slime_core.options import OPTIONS_FILE, Options, write_options
+from slime_core.plugins import Plugins, load_plugins
+from slime_core.rollout.tally import Tally
+from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
+from slime_core.tracking.progress import Progress
+from slime_core.tracking.report import create_run_dir, draw_chart, truncate_metrics
+
+
+def train(args: Options) -> Path:
+    """Run or resume a training run; returns its directory.
+
+    Raises:
+        SlimeError: when something a user can act on goes wrong; every process of the run is gone by then.
+    """
+    run_dir = create_run_dir(args)
+    write_options(args, run_dir / OPTIONS_FILE)
+    trackers = load_plugins(args, args.tracker)
+    try:
+        with Progress() as progress, Cluster(args, run_dir) as cluster:
+            Run(args, run_dir, cluster, progress, trackers).loop()
+    finally:
+        trackers.close()
+        draw_chart(run_dir)
+    return run_dir
+
+
+class Run:
+    """One run's loop and what it needs at every step."""
+
+    def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: Plugins) -> None:
+        self._args, self._run_dir, self._cluster = args, run_dir, cluster
+        self._progress, self._trackers = progress, trackers
+
+    def loop(self) -> None:
+        """Every round from the first, or from where the checkpoint ended, to the last."""
+        args, cluster = self._args, self._cluster
+        first = self._resume() if args.resume is not None else 0
+        cluster.send_weights(first)
+        if args.resume is None:
+            self._evaluate(0)
+        for step in range(first, args.num_rollout):
+            self._round(step)
+            done, last = step + 1, step + 1 == args.num_rollout
+            if not args.no_save and (last or (args.save_interval and done % args.save_interval == 0)):
+                self._save(done)
+            if last or (args.eval_interval and done % args.eval_interval == 0):
+                self._evaluate(done)
+
+    def _round(self, step: int) -> None:
+        started = time.monotonic()
+        with self._progress.phase(f"round {step} rollout", total=self._args.rollout_batch_size):
+            collected = self._cluster.rollout(step, self._show)
+        trained = time.monotonic()
+        with self._progress.phase(f"round {step} train"):
+            metrics = collected.metrics | self._cluster.train(step, collected)
+            metrics["perf/train_s"] = time.monotonic() - trained
+        with self._progress.phase(f"round {step} weights"):
+            metrics |= self._cluster.send_weights(step + 1)
+        self._log(step, metrics | {"perf/step_s": time.monotonic() - started})
+
+    def _evaluate(self, step: int) -> None:
+        if self._args.eval_data:
+            with self._progress.phase("evaluation"):
+                self._log(step, self._cluster.evaluate(self._show))
+
+    def _resume(self) -> int:
+        checkpoint, step = latest_checkpoint(self._run_dir)
+        self._cluster.load(checkpoint)
+        truncate_metrics(self._run_dir, step)
+        return step
+
+    def _save(self, step: int) -> None:
+        with new_checkpoint(self._run_dir, step, self._args.keep_checkpoints) as directory:
+            self._cluster.save(directory)
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        self._trackers.manager.hook.log_metrics(args=self._args, step=step, metrics=metrics)
+
+    def _show(self, tally: Tally, warnings: list[str]) -> None:
+        reward = tally.reward_sum / tally.num_rewards if tally.num_rewards else None
+        self._progress.update(tally.num_kept, reward=reward, samples=tally.num_samples)
+        for warning in warnings:
+            self._progress.print(f"warning: {warning}")

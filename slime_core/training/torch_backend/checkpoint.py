@@ -1,0 +1,108 @@
+"""Weights and training state on disk, in formats that hold no code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from slime_core.engines.checksum import model_checksums
+from slime_core.errors import CheckpointError
+
+MODEL, TRAINER = "model", "trainer"
+"""The two directories of a checkpoint."""
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.tiktoken",
+    "chat_template*",
+    "spiece.model",
+    "sentencepiece*.model",
+)
+"""Patterns of what lies beside a model's weights and is copied as it is."""
+
+
+def export_weights(model: PreTrainedModel, directory: Path) -> dict[str, str]:
+    """Write `directory/model.safetensors` with its checksums in the header, and return them by name.
+
+    A tensor that shares another's memory (a tied output head) is written once, under its first name.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in model.state_dict().items():
+        memory = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and memory in seen:
+            continue
+        seen.add(memory)
+        tensors[name] = tensor.detach().to("cpu").contiguous()
+    checksums = model_checksums(tensors)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensors[name] for name in checksums},
+        directory / "model.safetensors",
+        metadata={"format": "pt", "slime_checksums": json.dumps(checksums)},
+    )
+    return checksums
+
+
+def save_model(model: PreTrainedModel, source: Path, directory: Path) -> None:
+    """Write a directory that transformers loads: config, weights, and the tokenizer's files copied from `source`."""
+    target = directory / MODEL
+    target.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(target)
+    for pattern in TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            copy = shutil.copytree if path.is_dir() else shutil.copy2
+            if not (target / path.name).exists():
+                copy(path, target / path.name)
+
+
+def load_model(model: PreTrainedModel, directory: Path) -> None:
+    """Copy the weights of `directory/model` into the model's own tensors, which an optimiser may hold.
+
+    Raises:
+        CheckpointError: when they are missing or of another model.
+    """
+    source = directory / MODEL
+    try:
+        saved = AutoModelForCausalLM.from_pretrained(source, dtype=model.dtype, trust_remote_code=False).state_dict()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint's model {source} cannot be loaded: {error}") from None
+    own = model.state_dict()
+    if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
+        raise CheckpointError(f"the checkpoint's model {source} is another than --model; resume with the same --model.")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def save_state(state: dict[str, Any], directory: Path, name: str) -> None:
+    """Write tensors and plain values to `directory/trainer/NAME.pt`."""
+    path = directory / TRAINER / f"{name}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path)
+
+
+def load_state(directory: Path, name: str, device: torch.device) -> dict[str, Any]:
+    """What `save_state` wrote.
+
+    Raises:
+        CheckpointError: when the file is missing or holds anything but tensors and plain values.
+    """
+    path = directory / TRAINER / f"{name}.pt"
+    if not path.is_file():
+        raise CheckpointError(f"the checkpoint has no {path}.")
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+    return state

@@ -1,0 +1,232 @@
+"""TorchTrainer: one data-parallel rank that trains a transformers model with plain torch."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slime_core.algorithms import token_weights
+from slime_core.errors import CheckpointError, PluginError, SlimeError
+from slime_core.plugins import Bound, load_plugins
+from slime_core.training.batch import TensorBatch, micro_batches
+from slime_core.training.torch_backend import checkpoint
+from slime_core.training.torch_backend.meters import Meters, round_metrics
+from slime_core.training.torch_backend.model import load_policy
+from slime_core.training.torch_backend.optimizer import Optimizer
+from slime_core.training.torch_backend.ranks import Ranks
+from slime_core.types import IntArray, Shard, TrainBatch
+
+CPU_MICRO_BATCH = 2048
+"""Tokens of a micro-batch on CPU, where smaller arrays stay in the caches; `--max-tokens-per-gpu` may be less."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step: this rank's samples that train, and the size of the whole."""
+
+    rows: IntArray
+    num_tokens: int
+    """Trained tokens, all ranks."""
+    num_sequences: int
+    """Samples with a trained token, all ranks."""
+
+
+class TorchTrainer:
+    """A rank of the torch backend; see `slime_core.training.trainer.Trainer` for what its methods promise."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        *,
+        rank: int,
+        world_size: int,
+        master_address: str,
+        master_port: int,
+        device: str,
+    ) -> None:
+        if args.trainer_threads is not None:
+            torch.set_num_threads(args.trainer_threads)
+        torch.manual_seed(args.seed)
+        self._args = args
+        self._device = torch.device(device)
+        self._plugins = load_plugins(args, [args.advantage_estimator, args.policy_loss])
+        self._estimate = self._plugins.bind("estimate_advantages", args.advantage_estimator)
+        self._loss = self._plugins.bind("policy_loss", args.policy_loss)
+        self._policy = load_policy(args, self._device)
+        self._optimizer = Optimizer(args, self._policy.model)
+        self._ranks = Ranks.join(rank, world_size, address=master_address, port=master_port, device=self._device)
+        on_cpu = self._device.type == "cpu"
+        self._max_tokens = min(args.max_tokens_per_gpu, CPU_MICRO_BATCH) if on_cpu else args.max_tokens_per_gpu
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+    def train(self, step: int, shard: Shard) -> dict[str, float]:
+        """Train one round; the metrics are the same on every rank."""
+        meters = Meters(self._device)
+        batch = TensorBatch.of(shard.batch, self._device)
+        steps = self._steps(shard)
+        with meters.clock("advantages"):
+            self._set_advantages(batch, shard)
+        with meters.clock("old_logprobs"):
+            self._set_old_logprobs(batch, steps, meters)
+        compared = batch.old_logprobs is not None and not self._args.use_rollout_logprobs
+        norms: list[float] = []
+        skipped = 0
+        lr = self._optimizer.lr
+        for number, part in enumerate(steps):
+            lr = self._optimizer.lr
+            with meters.clock("forward_backward"):
+                self._optimizer.zero_grad()
+                self._accumulate(batch, part, meters, compare=number == 0 and not compared)
+            with meters.clock("optimizer"):
+                norm = self._update(part)
+            norms += [norm] if math.isfinite(norm) and part.num_tokens else []
+            skipped += not (math.isfinite(norm) and part.num_tokens)
+        trained = [part for part in steps if part.num_tokens]
+        metrics = round_metrics(
+            self._ranks.gather(meters.message()), sum(part.num_tokens for part in trained), len(trained)
+        )
+        grad_norm = sum(norms) / len(norms) if norms else 0.0
+        return metrics | {"train/grad_norm": grad_norm, "train/lr": lr, "train/skipped_steps": float(skipped)}
+
+    def _steps(self, shard: Shard) -> list[Step]:
+        """The round's optimiser steps with their sizes over all ranks, which make the loss exact."""
+        batch = shard.batch
+        trained = trained_tokens(batch)
+        starts = [0, *shard.step_ends[:-1]]
+        spans = [np.arange(start, end) for start, end in zip(starts, shard.step_ends, strict=True)]
+        rows = [span[trained[span] > 0] for span in spans]
+        unknown = int((np.isnan(batch.rollout_logprobs) & (batch.loss_mask > 0)).sum())
+        sizes = [[int(trained[part].sum()), len(part)] for part in rows]
+        counts = torch.tensor([*sizes, [unknown, 0]], dtype=torch.int64, device=self._device)
+        *totals, (missing, _) = self._ranks.sum_(counts.flatten()).view(-1, 2).tolist()
+        if missing and self._args.use_rollout_logprobs:
+            raise SlimeError(
+                f"{missing} trained tokens have no log-probability of the engine; train without "
+                "--use-rollout-logprobs, or give these tokens loss mask 0 (`sample.append(..., trainable=False)`)."
+            )
+        return [Step(part, *total) for part, total in zip(rows, totals, strict=True)]
+
+    def _set_advantages(self, batch: TensorBatch, shard: Shard) -> None:
+        """Ask the estimator, unless nothing in the round has a reward (demonstrations)."""
+        if np.isnan(shard.round_rewards).all():
+            return
+        rewards = torch.from_numpy(shard.round_rewards.astype(np.float64)).to(self._device)
+        groups = torch.from_numpy(shard.round_group_index.astype(np.int64)).to(self._device)
+        with torch.no_grad():
+            advantages, returns = self._estimate(
+                args=self._args, batch=batch, round_rewards=rewards, round_group_index=groups
+            )
+        for what, value in (("advantages", advantages), ("returns", returns)):
+            _check_per_token(self._estimate, what, value, batch.num_response_tokens)
+        batch.advantages, batch.returns = advantages.float(), returns.float()
+
+    def _set_old_logprobs(self, batch: TensorBatch, steps: list[Step], meters: Meters) -> None:
+        """The engine's, or those of the policy before the first of several steps; one step finds them in its loss."""
+        if self._args.use_rollout_logprobs:
+            # NaN is left on tokens that are not trained, where it would still poison the gradient
+            batch.old_logprobs = batch.rollout_logprobs.nan_to_num(0.0)
+        elif len(steps) > 1:
+            batch.old_logprobs = self._recompute(batch, np.concatenate([part.rows for part in steps]))
+            meters.compare(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+
+    def _recompute(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
+        """Log-probabilities [R] of the present policy at these samples, 0 at the others."""
+        parts = torch.zeros_like(batch.rollout_logprobs)
+        responses = torch.from_numpy(batch.host.response_lengths.astype(np.int64))
+        by_sample = list(parts.split(responses.tolist()))
+        with torch.no_grad():
+            for some in micro_batches(batch.host.lengths, rows, self._max_tokens):
+                logprobs, _ = self._policy.logprobs(batch.select(some))
+                for row, values in zip(some, logprobs.split(responses[some].tolist()), strict=True):
+                    by_sample[row].copy_(values)
+        return parts
+
+    def _accumulate(self, batch: TensorBatch, part: Step, meters: Meters, *, compare: bool) -> None:
+        """Forward and backward of this rank's share of a step, micro-batch by micro-batch."""
+        kind = self._args.loss_aggregation
+        total = part.num_tokens if kind == "token" else part.num_sequences
+        for rows in micro_batches(batch.host.lengths, part.rows, self._max_tokens):
+            some = batch.select(rows)
+            logprobs, entropy = self._policy.logprobs(some)
+            if some.old_logprobs is None:
+                some.old_logprobs = logprobs.detach()
+            losses, metrics = self._loss(args=self._args, batch=some, logprobs=logprobs, entropy=entropy)
+            for what, value in {"a loss": losses, **metrics}.items():
+                _check_per_token(self._loss, what, value, some.num_response_tokens)
+            weights = token_weights(some.loss_mask, some.response_lengths, kind, total)
+            # a loss may be NaN or infinite where it is not trained
+            loss = (torch.where(some.loss_mask, losses.float(), 0.0) * weights).sum()
+            loss.backward()
+            meters.add_loss(loss)
+            meters.add({**metrics, "entropy": entropy}, some.loss_mask)
+            if compare:
+                meters.compare(logprobs, some.rollout_logprobs, some.loss_mask)
+
+    def _update(self, part: Step) -> float:
+        """Sum the gradients over the ranks and update, or skip; the gradient norm."""
+        if not part.num_tokens:
+            self._optimizer.skip()
+            return 0.0
+        for flat in self._optimizer.gradients:
+            self._ranks.sum_(flat)
+        norm = self._optimizer.grad_norm()
+        if math.isfinite(norm):
+            self._optimizer.step(norm)
+        else:
+            self._optimizer.skip()
+        return norm
+
+    # --- weights and checkpoints --------------------------------------------------------------------------------------
+    def export_weights(self, directory: Path) -> dict[str, str]:
+        """Write the weights for the engines; their checksums by name."""
+        return checkpoint.export_weights(self._policy.model, directory)
+
+    def save(self, directory: Path) -> None:
+        """Write model and training state; the ranks' weights and optimisers are equal, so rank 0 writes them."""
+        try:
+            if self._ranks.rank == 0:
+                checkpoint.save_model(self._policy.model, Path(self._args.model), directory)
+                checkpoint.save_state({"optimizer": self._optimizer.state_dict()}, directory, "state")
+            checkpoint.save_state({"rng": torch.get_rng_state()}, directory, f"rank_{self._ranks.rank}")
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {directory} cannot be written: {error}") from error
+
+    def load(self, directory: Path) -> None:
+        """Go on from a checkpoint; a rank it did not have keeps its fresh random state."""
+        checkpoint.load_model(self._policy.model, directory)
+        state = checkpoint.load_state(directory, "state", self._device)
+        try:
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"the training state in {directory} does not fit: {error}; resume with the options of the run."
+            ) from None
+        own = f"rank_{self._ranks.rank}"
+        if (directory / checkpoint.TRAINER / f"{own}.pt").is_file():
+            torch.set_rng_state(checkpoint.load_state(directory, own, torch.device("cpu"))["rng"])
+
+    def close(self) -> None:
+        """Leave the process group and close the plugins."""
+        self._plugins.close()
+        self._ranks.leave()
+
+
+def trained_tokens(batch: TrainBatch) -> IntArray:
+    """[S] trained tokens of each sample."""
+    running = np.concatenate([[0], np.cumsum(batch.loss_mask, dtype=np.int64)])
+    ends = np.cumsum(batch.response_lengths, dtype=np.int64)
+    counts: IntArray = running[ends] - running[ends - batch.response_lengths]
+    return counts
+
+
+def _check_per_token(plugin: Bound, what: str, value: torch.Tensor, size: int) -> None:
+    if tuple(value.shape) != (size,):
+        raise PluginError(
+            f"plugin '{plugin.name}' from {plugin.origin} gave {what} of shape {tuple(value.shape)} in "
+            f"'{plugin.hook}'; it must have one entry a response token, ({size},)."
+        )

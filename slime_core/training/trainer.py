@@ -1,0 +1,39 @@
+"""What the cluster calls on a trainer of any backend, one object a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from slime_core.types import Shard
+
+
+class Trainer(Protocol):
+    """One data-parallel rank. Every rank gets the same calls in the same order, but for `export_weights`."""
+
+    def train(self, step: int, shard: Shard) -> dict[str, float]:
+        """Train one round and return its metrics, the same on every rank.
+
+        Raises:
+            SlimeError: when the round lacks what the chosen estimator or loss needs.
+        """
+
+    def export_weights(self, directory: Path) -> dict[str, str]:
+        """Write `directory/model.safetensors` under Hugging Face names and return {name: checksum}; rank 0 only."""
+
+    def save(self, directory: Path) -> None:
+        """Write the model to `directory/model`, as transformers reads it, and the training state beside it.
+
+        Raises:
+            CheckpointError: when it cannot be written.
+        """
+
+    def load(self, directory: Path) -> None:
+        """Go on exactly from what `save` wrote.
+
+        Raises:
+            CheckpointError: when there is no such checkpoint, or it does not fit the model.
+        """
+
+    def close(self) -> None:
+        """Leave the process group and let go of the plugins."""

@@ -1,0 +1,45 @@
+"""One rank of test_ranks.py, run as a process of its own: `rank_worker.py JOB RANK`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from conftest import make_shard, random_samples
+
+from slime_core.options import parse
+from slime_core.training.torch_backend.trainer import TorchTrainer
+
+
+def main() -> None:
+    """Train this rank's share of every round and write its metrics and checksums."""
+    job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    trainer = TorchTrainer(
+        parse(job["flags"]).args,
+        rank=rank,
+        world_size=len(job["shares"][0]),
+        master_address="127.0.0.1",
+        master_port=job["port"],
+        device="cpu",
+    )
+    out = Path(sys.argv[1]).parent
+    metrics = []
+    try:
+        for step, shares in enumerate(job["shares"]):
+            made = random_samples(job["num_samples"], seed=step)
+            parts = shares[rank]
+            mine = [made[row] for part in parts for row in part]
+            ends = [sum(map(len, parts[: k + 1])) for k in range(len(parts))]
+            metrics.append(trainer.train(step, make_shard(mine, made, ends)))
+        trainer.save(out / "checkpoint")
+        checksums = trainer.export_weights(out / f"weights_{rank}")
+        (out / f"rank_{rank}.json").write_text(json.dumps({"metrics": metrics, "checksums": checksums}))
+    except Exception as error:
+        (out / f"rank_{rank}.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+    finally:
+        trainer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Exported weights, saved models, and exact resumption."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
+
+from slime_core.engines.checksum import model_checksums, tensor_checksum
+from slime_core.errors import CheckpointError
+
+# conftest's makers, for models that its fixtures do not cover
+TINY = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_goes_on_bitwise(optimizer, make_trainer, samples, shard_of, tmp_path):
+    flags = ("--optimizer", optimizer, "--lr-schedule", "cosine", "--lr-warmup-steps", "2", "--num-rollout", "8")
+    rounds = [shard_of(samples(8, seed=seed), step_ends=[4, 8]) for seed in range(4)]
+    unbroken = make_trainer(*flags, "--num-steps-per-rollout", "2")
+    for step in (0, 1):
+        unbroken.train(step, rounds[step])
+    unbroken.save(tmp_path / "checkpoint")
+    resumed = make_trainer(*flags, "--num-steps-per-rollout", "2")
+    resumed.load(tmp_path / "checkpoint")
+    for step in (2, 3):
+        left, right = unbroken.train(step, rounds[step]), resumed.train(step, rounds[step])
+        kept = [name for name in left if name.startswith("train/")]
+        assert {name: left[name] for name in kept} == {name: right[name] for name in kept}
+    assert unbroken.export_weights(tmp_path / "a") == resumed.export_weights(tmp_path / "b")
+
+
+def test_a_saved_model_is_one_that_transformers_loads(make_trainer, samples, shard_of, tmp_path):
+    trainer = make_trainer()
+    trainer.train(0, shard_of(samples(8)))
+    trainer.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert model_checksums(model.state_dict()) == trainer.export_weights(tmp_path / "export")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").encode("hi") == [71, 72]
+
+
+def test_training_state_holds_no_code(make_trainer, samples, shard_of, tmp_path):
+    trainer = make_trainer("--optimizer", "muon")
+    trainer.train(0, shard_of(samples(8)))
+    trainer.save(tmp_path)
+    for path in (tmp_path / "trainer").iterdir():
+        assert torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_leaves_out_a_tied_head_and_carries_checksums(tied, make_trainer, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, tie_word_embeddings=tied))
+    model.save_pretrained(tmp_path / "source")
+    checksums = make_trainer(model=tmp_path / "source").export_weights(tmp_path / "out")
+    path = tmp_path / "out" / "model.safetensors"
+    tensors = load_file(path)
+    assert ("lm_head.weight" in tensors) is not tied
+    assert {name: tensor_checksum(tensor) for name, tensor in tensors.items()} == checksums
+    assert checksums == model_checksums(model.state_dict())
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    assert header["format"] == "pt"
+    assert json.loads(header["slime_checksums"]) == checksums
+
+
+def test_bfloat16_weights_are_exported_as_such(make_trainer, tmp_path):
+    make_trainer("--dtype", "bfloat16").export_weights(tmp_path)
+    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_a_missing_checkpoint_is_named(make_trainer, tmp_path):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "model")):
+        make_trainer().load(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(make_trainer, tmp_path):
+    AutoModelForCausalLM.from_config(Qwen3Config(**TINY, head_dim=8)).save_pretrained(tmp_path / "other")
+    make_trainer(model=tmp_path / "other").save(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="another than --model"):
+        make_trainer().load(tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(make_trainer, tmp_path):
+    make_trainer("--optimizer", "muon").save(tmp_path)
+    with pytest.raises(CheckpointError, match="--optimizer"):
+        make_trainer().load(tmp_path)

@@ -1,0 +1,71 @@
+"""Two gloo ranks, as processes of their own, train what one rank trains, however the samples are shared out."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+WORKER = Path(__file__).with_name("rank_worker.py")
+
+
+def run_ranks(job: dict, directory: Path) -> list[dict]:
+    """Run every rank of a job and return what each wrote."""
+    directory.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        job = {**job, "port": free.getsockname()[1]}
+    path = directory / "job.json"
+    path.write_text(json.dumps(job))
+    size = len(job["shares"][0])
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([sys.executable, str(WORKER), str(path), str(rank)], env=env) for rank in range(size)]
+    try:
+        assert [process.wait(timeout=120) for process in ranks] == [0] * size
+    finally:
+        for process in ranks:
+            process.kill()
+    return [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(size)]
+
+
+def flags_of(model_dir: Path, *flags: str) -> list[str]:
+    return ["--model", str(model_dir), "--lr", "1e-3", "--adam-eps", "1e-4", "--num-steps-per-rollout", "2", *flags]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_two_ranks_train_as_one(aggregation, model_dir, tmp_path):
+    # two rounds of two steps; rank 1 has nothing of the second step of the second round
+    steps = [[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]] * 2
+    split = [
+        [[[0, 2], [7, 8, 11]], [[5, 1, 3, 4], [6, 9, 10]]],
+        [[[5], [6, 7, 8, 9, 10, 11]], [[0, 1, 2, 3, 4], []]],
+    ]
+    flags = flags_of(model_dir, "--loss-aggregation", aggregation)
+    (one,) = run_ranks({"flags": flags, "num_samples": 12, "shares": [[s] for s in steps]}, tmp_path / "one")
+    two = run_ranks({"flags": flags, "num_samples": 12, "shares": split}, tmp_path / "two")
+    assert two[0] == two[1], "the ranks differ in metrics or weights"
+    for alone, together in zip(one["metrics"], two[0]["metrics"], strict=True):
+        kept = [name for name in alone if name.startswith("train/")]
+        assert {n: together[n] for n in kept} == pytest.approx({n: alone[n] for n in kept}, rel=1e-3, abs=1e-5)
+    for name, value in load_file(tmp_path / "one" / "weights_0" / "model.safetensors").items():
+        assert_close(load_file(tmp_path / "two" / "weights_1" / "model.safetensors")[name], value, rtol=0, atol=1e-5)
+    assert sorted(p.name for p in (tmp_path / "two" / "checkpoint" / "trainer").iterdir()) == [
+        "rank_0.pt",
+        "rank_1.pt",
+        "state.pt",
+    ]
+
+
+def test_a_rank_without_samples_takes_part(model_dir, tmp_path):
+    shares = [[[[0, 1], [2, 3]], [[], []]]]
+    results = run_ranks({"flags": flags_of(model_dir), "num_samples": 4, "shares": shares}, tmp_path / "two")
+    assert results[0] == results[1]
+    assert results[0]["metrics"][0]["train/grad_norm"] > 0
+    assert results[0]["metrics"][0]["train/skipped_steps"] == 0

@@ -1,0 +1,256 @@
+"""A round of training against a naive one: one sequence at a time, plain Python loops, torch's own optimiser."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from slime_core.errors import PluginError, SlimeError
+from slime_core.types import Sample, Shard, TrainBatch
+
+
+def weights_of(trainer, directory) -> dict[str, torch.Tensor]:
+    trainer.export_weights(directory)
+    return load_file(directory / "model.safetensors")
+
+
+def plain_logprobs(model, sample: Sample) -> list[torch.Tensor]:
+    tokens = torch.from_numpy(sample.tokens.astype(np.int64))
+    log_p = torch.log_softmax(model(tokens[None]).logits[0], -1)
+    return [log_p[place - 1, tokens[place]] for place in range(sample.prompt_length, len(tokens))]
+
+
+def group_advantages(made: list[Sample]) -> list[float]:
+    out = []
+    for sample in made:
+        peers = [s.reward for s in made if s.group_index == sample.group_index]
+        out.append((sample.reward - statistics.fmean(peers)) / (statistics.stdev(peers) + 1e-6))
+    return out
+
+
+def naive_step(model, optimizer, made, advantages, old, aggregation) -> dict[str, float]:
+    """One PPO step; `old` holds the old log-probabilities of each sample, None for the model's own now."""
+    sequences, clipped, count = [], 0, 0
+    for number, sample in enumerate(made):
+        losses = []
+        for place, lp in enumerate(plain_logprobs(model, sample)):
+            if not sample.loss_mask[place]:
+                continue
+            before = lp.item() if old is None else old[number][place]
+            ratio, a = torch.exp(lp - before), advantages[number]
+            bounded = ratio.clamp(0.8, 1.2)
+            losses.append(-torch.minimum(a * ratio, a * bounded))
+            clipped += (a * bounded < a * ratio).item()
+            count += 1
+        sequences.append(losses)
+    if aggregation == "token":
+        loss = sum(sum(losses) for losses in sequences) / count
+    else:
+        loss = sum(sum(losses) / len(losses) for losses in sequences) / len(sequences)
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return {"loss": loss.item(), "grad_norm": norm.item(), "clip_fraction": clipped / count, "num_tokens": count}
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_a_grpo_round_is_the_naive_one(aggregation, make_trainer, model_dir, samples, shard_of, tmp_path):
+    made = samples(12)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    expected = naive_step(model, optimizer, made, group_advantages(made), None, aggregation)
+    trainer = make_trainer("--loss-aggregation", aggregation)
+    metrics = trainer.train(0, shard_of(made))
+    for name, value in expected.items():
+        assert metrics[f"train/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert metrics["train/lr"] == 1e-3
+    assert metrics["train/skipped_steps"] == 0
+    # Adam's first step is lr * sign(gradient): weights whose gradient is rounding noise may differ by it
+    close = [
+        torch.isclose(value, model.state_dict()[name], atol=1e-5, rtol=0).float().mean()
+        for name, value in weights_of(trainer, tmp_path).items()
+    ]
+    assert min(close) > 0.99
+
+
+@pytest.mark.parametrize("source", ["recomputed", "rollout"])
+def test_several_steps_are_the_naive_ones(source, make_trainer, model_dir, samples, shard_of):
+    made = samples(16)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    old = [[lp.item() for lp in plain_logprobs(model, s)] if source == "recomputed" else s.logprobs for s in made]
+    advantages = group_advantages(made)
+    ends = [6, 10, 16]
+    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    expected = [naive_step(model, optimizer, made[p], advantages[p], old[p], "token") for p in parts]
+    flags = ["--use-rollout-logprobs"] if source == "rollout" else []
+    trainer = make_trainer("--lr", "1e-2", "--num-steps-per-rollout", "3", *flags)
+    metrics = trainer.train(0, shard_of(made, step_ends=ends))
+    assert metrics["train/loss"] == pytest.approx(statistics.fmean(e["loss"] for e in expected), rel=1e-3)
+    assert metrics["train/grad_norm"] == pytest.approx(statistics.fmean(e["grad_norm"] for e in expected), rel=1e-3)
+    count = sum(e["num_tokens"] for e in expected)
+    clipped = sum(e["clip_fraction"] * e["num_tokens"] for e in expected)
+    assert metrics["train/clip_fraction"] == pytest.approx(clipped / count, abs=1.5 / count)
+    assert metrics["train/num_tokens"] == count
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_the_micro_batch_budget_changes_nothing(aggregation, make_trainer, samples, shard_of, tmp_path):
+    made = samples(24, longest=20)
+    results = []
+    for budget in (1, 25, 60, 8192):
+        trainer = make_trainer("--loss-aggregation", aggregation, "--max-tokens-per-gpu", str(budget), "--lr", "0")
+        metrics = trainer.train(0, shard_of(made))
+        results.append({name: value for name, value in metrics.items() if name.startswith("train/")})
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-4, abs=1e-5)
+
+
+def test_the_order_of_samples_changes_nothing(make_trainer, samples, shard_of):
+    made = samples(12)
+    trainer = make_trainer("--lr", "0")
+    one, other = (trainer.train(0, shard_of(order)) for order in (made, made[::-1]))
+    for name in ("train/loss", "train/grad_norm", "train/entropy", "train/logprob_abs_diff"):
+        assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("steps", [[12], [4, 12]])
+def test_logprob_difference_is_that_of_the_first_policy(steps, make_trainer, model_dir, samples, shard_of):
+    made = samples(12)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    off = [
+        abs(lp.item() - engine)
+        for sample in made
+        for lp, engine, mask in zip(plain_logprobs(model, sample), sample.logprobs, sample.loss_mask, strict=True)
+        if mask
+    ]
+    metrics = make_trainer("--lr", "1e-2").train(0, shard_of(made, step_ends=steps))
+    assert metrics["train/logprob_abs_diff"] == pytest.approx(statistics.fmean(off), rel=1e-4)
+    assert metrics["train/logprob_abs_diff_max"] == pytest.approx(max(off), rel=1e-4)
+
+
+def test_a_round_without_trained_tokens_updates_nothing(make_trainer, samples, shard_of, tmp_path):
+    made = samples(4)
+    for sample in made:
+        sample.loss_mask[:] = 0
+    trainer = make_trainer("--weight-decay", "0.5")
+    before = weights_of(trainer, tmp_path / "before")
+    metrics = trainer.train(0, shard_of(made))
+    after = weights_of(trainer, tmp_path / "after")
+    assert metrics["train/skipped_steps"] == 1
+    assert metrics["train/loss"] == metrics["train/grad_norm"] == metrics["train/num_tokens"] == 0
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_empty_step_is_counted_and_the_others_train(make_trainer, samples, shard_of):
+    metrics = make_trainer().train(0, shard_of(samples(8), step_ends=[4, 4, 8]))
+    assert metrics["train/skipped_steps"] == 1
+    assert metrics["train/grad_norm"] > 0
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step(make_trainer, samples, shard_of, tmp_path):
+    made = samples(4)
+    made[0].reward = 1e300
+    trainer = make_trainer("--no-grpo-std-normalization")
+    before = weights_of(trainer, tmp_path / "before")
+    metrics = trainer.train(0, shard_of(made))
+    after = weights_of(trainer, tmp_path / "after")
+    assert metrics["train/skipped_steps"] == 1
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    made[0].reward = 1.0
+    assert trainer.train(1, shard_of(made))["train/skipped_steps"] == 0
+
+
+def test_a_sample_without_reward_does_not_move_the_policy(make_trainer, samples, shard_of):
+    made = samples(4)
+    for sample in made[:3]:
+        sample.reward = 1.0
+    made[3].reward = None
+    metrics = make_trainer().train(0, shard_of(made))
+    assert metrics["train/grad_norm"] == 0
+
+
+def test_engine_logprobs_may_be_missing_only_where_nothing_is_trained(make_trainer, samples, shard_of):
+    made = samples(4)
+    trainer = make_trainer("--use-rollout-logprobs")
+    assert math.isfinite(trainer.train(0, shard_of(made))["train/grad_norm"])
+    made[2].logprobs[-1] = np.nan
+    with pytest.raises(SlimeError, match="1 trained tokens have no log-probability"):
+        trainer.train(1, shard_of(made))
+
+
+def test_demonstrations_need_no_rewards_but_ppo_clip_does(make_trainer, samples, shard_of, model_dir):
+    made = samples(4)
+    for sample in made:
+        sample.reward = None
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    nll = [
+        -lp.item()
+        for sample in made
+        for lp, mask in zip(plain_logprobs(model, sample), sample.loss_mask, strict=True)
+        if mask
+    ]
+    metrics = make_trainer("--policy-loss", "sft").train(0, shard_of(made))
+    assert metrics["train/loss"] == pytest.approx(statistics.fmean(nll), rel=1e-4)
+    with pytest.raises(SlimeError, match="--reward"):
+        make_trainer().train(0, shard_of(made))
+
+
+LOSS_WITH_EXTRAS = """
+from slime_core import hookimpl
+
+@hookimpl
+def policy_loss(batch, logprobs, entropy):
+    scale = batch.expand(batch["scale"])
+    noted = batch.expand(batch.rewards.new_tensor([m["note"] for m in batch.metadata]))
+    return -logprobs * scale * batch["weight"], {"scale": scale, "note": noted}
+"""
+
+
+def test_extra_keys_and_metadata_reach_the_loss(make_trainer, samples, model_dir, tmp_path):
+    plugin = tmp_path / "scaled.py"
+    plugin.write_text(LOSS_WITH_EXTRAS)
+    made = samples(4)
+    for number, sample in enumerate(made):
+        sample.train_metadata = {"note": number}
+    batch = TrainBatch.from_samples(made)
+    batch.per_sample = {"scale": np.array([1.0, 2.0, 3.0, 4.0], np.float32)}
+    batch.per_token = {"weight": np.linspace(0, 1, len(batch.loss_mask), dtype=np.float32)}
+    shard = Shard(batch, [4], batch.rewards, batch.group_index)
+    metrics = make_trainer("--policy-loss", str(plugin), "--max-tokens-per-gpu", "20").train(0, shard)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    place, losses, notes = 0, [], []
+    for number, sample in enumerate(made):
+        for lp, mask in zip(plain_logprobs(model, sample), sample.loss_mask, strict=True):
+            if mask:
+                losses.append(-lp.item() * (number + 1) * batch.per_token["weight"][place])
+                notes.append(number)
+            place += 1
+    assert metrics["train/loss"] == pytest.approx(statistics.fmean(losses), rel=1e-4)
+    assert metrics["train/note"] == pytest.approx(statistics.fmean(notes))
+    assert metrics["train/scale"] == pytest.approx(statistics.fmean(notes) + 1)
+
+
+def test_a_loss_of_the_wrong_shape_names_its_plugin(make_trainer, samples, shard_of, tmp_path):
+    plugin = tmp_path / "summed.py"
+    plugin.write_text(
+        "from slime_core import hookimpl\n\n@hookimpl\ndef policy_loss(logprobs):\n    return -logprobs.sum(), {}\n"
+    )
+    with pytest.raises(PluginError, match=r"plugin 'summed' .* gave a loss of shape \(\)"):
+        make_trainer("--policy-loss", str(plugin)).train(0, shard_of(samples(4)))
+
+
+def test_training_learns(make_trainer, samples, shard_of):
+    made = samples(8)
+    for sample in made:
+        sample.reward = None
+    trainer = make_trainer("--policy-loss", "sft", "--optimizer", "muon", "--lr", "1e-2")
+    losses = [trainer.train(step, shard_of(made))["train/loss"] for step in range(12)]
+    assert losses[-1] < 0.5 * losses[0]
