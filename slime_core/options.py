@@ -548,7 +548,7 @@ def _config_value(value: Any) -> Any:
         return json.dumps(value)
     if isinstance(value, list):
         return [_config_value(item) for item in value]
-    return value if isinstance(value, bool) else str(value)
+    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from slime_core.cluster.cluster import Cluster
@@ -10,6 +9,7 @@ from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import Plugins, load_plugins
 from slime_core.rollout.tally import Tally
 from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
+from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
 from slime_core.tracking.report import create_run_dir, draw_chart, truncate_metrics
 
@@ -24,8 +24,11 @@ def train(args: Options) -> Path:
     write_options(args, run_dir / OPTIONS_FILE)
     trackers = load_plugins(args, args.tracker)
     try:
-        with Progress() as progress, Cluster(args, run_dir) as cluster:
-            Run(args, run_dir, cluster, progress, trackers).loop()
+        with Progress(args) as progress:
+            with progress.phase("starting Ray, engines and trainers"):
+                cluster = Cluster(args, run_dir)
+            with cluster:
+                Run(args, run_dir, cluster, progress, trackers).loop()
     finally:
         trackers.close()
         draw_chart(run_dir)
@@ -33,7 +36,7 @@ def train(args: Options) -> Path:
 
 
 class Run:
-    """One run's loop and what it needs at every step."""
+    """One run's loop, with what it needs at every step."""
 
     def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: Plugins) -> None:
         self._args, self._run_dir, self._cluster = args, run_dir, cluster
@@ -41,9 +44,9 @@ class Run:
 
     def loop(self) -> None:
         """Every round from the first, or from where the checkpoint ended, to the last."""
-        args, cluster = self._args, self._cluster
+        args = self._args
         first = self._resume() if args.resume is not None else 0
-        cluster.send_weights(first)
+        self._cluster.send_weights(first)
         if args.resume is None:
             self._evaluate(0)
         for step in range(first, args.num_rollout):
@@ -55,16 +58,19 @@ class Run:
                 self._evaluate(done)
 
     def _round(self, step: int) -> None:
-        started = time.monotonic()
-        with self._progress.phase(f"round {step} rollout", total=self._args.rollout_batch_size):
-            collected = self._cluster.rollout(step, self._show)
-        trained = time.monotonic()
-        with self._progress.phase(f"round {step} train"):
-            metrics = collected.metrics | self._cluster.train(step, collected)
-            metrics["perf/train_s"] = time.monotonic() - trained
-        with self._progress.phase(f"round {step} weights"):
-            metrics |= self._cluster.send_weights(step + 1)
-        self._log(step, metrics | {"perf/step_s": time.monotonic() - started})
+        phase, cluster = self._progress.phase, self._cluster
+        self._progress.lap()
+        with phase("rollout", total=self._args.rollout_batch_size, step=step):
+            collected = cluster.rollout(step, self._show)
+        with phase("train", step=step):
+            trained = cluster.train(step, collected)
+        with phase("weights", step=step):
+            sent = cluster.send_weights(step + 1)
+        metrics = collected.metrics | trained | sent
+        perf = perf_metrics(
+            self._progress.lap(), rollout_tokens=collected.num_tokens, train_tokens=trained["train/num_tokens"]
+        )
+        self._log(step, metrics | perf)
 
     def _evaluate(self, step: int) -> None:
         if self._args.eval_data:
@@ -85,7 +91,8 @@ class Run:
         self._trackers.manager.hook.log_metrics(args=self._args, step=step, metrics=metrics)
 
     def _show(self, tally: Tally, warnings: list[str]) -> None:
-        reward = tally.reward_sum / tally.num_rewards if tally.num_rewards else None
-        self._progress.update(tally.num_kept, reward=reward, samples=tally.num_samples)
+        """Called a few times a second while the rollout manager works."""
+        reward = {"reward": tally.reward_sum / tally.num_rewards} if tally.num_rewards else {}
+        self._progress.update(tally.num_kept, samples=float(tally.num_samples), **reward)
         for warning in warnings:
-            self._progress.print(f"warning: {warning}")
+            self._progress.note(f"warning: {warning}")

@@ -30,6 +30,8 @@ class RoundRefs:
 
     shards: list[Any]
     metrics: dict[str, float]
+    num_tokens: int
+    """Tokens that the engines generated for it."""
 
 
 @ray.remote(max_restarts=0)
@@ -62,7 +64,7 @@ class RolloutActor:
     async def rollout(self, step: int) -> RoundRefs:
         """Collect a round."""
         collected = await self._manager.rollout(step)
-        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics)
+        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics, collected.num_tokens)
 
     async def evaluate(self) -> dict[str, float]:
         """Evaluate on every data set."""

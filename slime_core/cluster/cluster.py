@@ -27,7 +27,11 @@ OnProgress = Callable[[Tally, list[str]], None]
 
 
 class Cluster:
-    """Engines, router, rollout manager and trainers; use it as a context manager."""
+    """Engines, router, rollout manager and trainers, all started; use it as a context manager.
+
+    Raises:
+        SlimeError: when a part does not start; nothing is left running then.
+    """
 
     def __init__(self, args: Options, run_dir: Path) -> None:
         self._args = args
@@ -35,13 +39,13 @@ class Cluster:
         self._engines: list[Any] = []
         self._trainers: list[Any] = []
         self._manager: Any = None
-
-    def __enter__(self) -> Cluster:
         try:
             self._start()
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,9 +1,26 @@
-"""PLACEHOLDER until the tracking component lands; its author overwrites this file."""
-import json
-from pathlib import Path
+"""`--tracker jsonl`: every call a line of `<run directory>/metrics.jsonl`, `step` first."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import orjson
+
 from slime_core import hookimpl
+from slime_core.tracking.report import METRICS_FILE, run_dir
+
+
 class Jsonl:
-    def __init__(self,args): self.p=Path(args.runs_dir)/args.run_name/"metrics.jsonl"
+    """Opens the file anew for every line: there is one a round, and nothing is lost when the run is killed."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._path = run_dir(args) / METRICS_FILE
+
     @hookimpl
-    def log_metrics(self,args,step,metrics):
-        with self.p.open("a") as f: f.write(json.dumps({"step":step,**metrics})+"\n")
+    def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
+        """Append one object; a number that is not finite becomes null."""
+        line = orjson.dumps({"step": step, **metrics}, default=float, option=orjson.OPT_SERIALIZE_NUMPY)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(line + b"\n")

@@ -22,7 +22,7 @@ async def generate(args: argparse.Namespace, engine: Any, sample: Sample) -> lis
     """The sample with its demonstration as the response, cut at the token limits.
 
     A prompt of messages with assistant turns trains every one of them; any other prompt trains the row's label, as the
-    answer to it.
+    answer to it. What follows the last trained token is left out.
     """
     tokenizer = engine.tokenizer
     messages = demonstration_messages(args, sample)
@@ -34,8 +34,8 @@ async def generate(args: argparse.Namespace, engine: Any, sample: Sample) -> lis
         mask = [bool(len(prompt)) or i > 0 for i in range(len(response))]
     else:
         tokens, trained = conversation_tokens(tokenizer, messages, _template_arguments(args, sample), _where(sample))
-        first = trained.index(True)
-        prompt, response, mask = np.array(tokens[:first], np.int32), tokens[first:], trained[first:]
+        first, after = trained.index(True), len(trained) - trained[::-1].index(True)
+        prompt, response, mask = np.array(tokens[:first], np.int32), tokens[first:after], trained[first:after]
     room = args.max_response_tokens
     if args.max_context_tokens is not None:
         room = max(0, min(room, args.max_context_tokens - len(prompt)))
@@ -114,13 +114,15 @@ def turn_spans(tokenizer: Any, messages: Messages, arguments: dict[str, Any], re
     searched for, and must occur no more often than the turns that say it.
     """
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    texts = [messages[i].get("content") for i in turns]
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
+    texts: list[str] = []
+    for number, turn in enumerate(turns):
+        content = messages[turn].get("content")
+        if not isinstance(content, str):
             raise DataError(
                 f"assistant turn {number} of {where} has no plain text; "
                 "use a chat template with {% generation %} marks for tool calls and content in parts."
             )
+        texts.append(content)
     markers = {turn: f"slimemark{number}q" for number, turn in enumerate(turns)}
     marked = [{**m, "content": markers.get(i, m.get("content"))} for i, m in enumerate(messages)]
     around = _split(_render(tokenizer, marked, arguments, where), list(markers.values()))

@@ -22,7 +22,7 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
     """Return the xxh3-128 hex digest (32 characters) of a tensor's contiguous bytes, for any shape and dtype."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     # numpy knows no bfloat16: hash the raw bytes instead of the numbers
-    return xxhash.xxh3_128_hexdigest(flat.view(torch.uint8).numpy())
+    return xxhash.xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data)
 
 
 def model_checksums(

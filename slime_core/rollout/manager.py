@@ -46,6 +46,8 @@ class Round:
 
     shards: list[Shard]
     metrics: dict[str, float]
+    num_tokens: int
+    """Tokens that the engines generated meanwhile."""
 
 
 class RolloutManager:
@@ -102,19 +104,17 @@ class RolloutManager:
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
         metrics = rollout_metrics(groups, dropped=stages.tally.dropped, failed=stages.tally.failed)
-        rollout_s = collected - started
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
             "data/trained": float(self.num_trained),
             "data/dropped": float(self.num_dropped),
             "data/waiting": float(self.source.num_waiting),
             "data/too_long": float(self.source.num_too_long),
-            "perf/rollout_s": rollout_s,
+            "perf/collect_s": collected - started,
             "perf/convert_s": time.monotonic() - collected,
-            "perf/rollout_tokens_per_s": (self.engine.num_tokens_generated - tokens_before) / max(rollout_s, 1e-9),
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
-        return Round(shards, metrics)
+        return Round(shards, metrics, self.engine.num_tokens_generated - tokens_before)
 
     async def evaluate(self) -> dict[str, float]:
         """Metrics of every evaluation data set."""

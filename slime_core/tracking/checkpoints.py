@@ -14,7 +14,8 @@ PREFIX = "step_"
 
 @contextmanager
 def new_checkpoint(run_dir: Path, step: int, keep: int) -> Iterator[Path]:
-    """A directory to write the state after `step` rounds to; it gets its name only when everything is written.
+    """A directory to write the state after `step` rounds to; it gets its name, and
+    the link `latest` points to it, only when everything is written.
 
     Args:
         keep: how many checkpoints stay, this one included.
@@ -27,6 +28,10 @@ def new_checkpoint(run_dir: Path, step: int, keep: int) -> Iterator[Path]:
     yield unfinished
     shutil.rmtree(final, ignore_errors=True)
     unfinished.rename(final)
+    link = root / "latest.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(root / "latest")
     for old in checkpoints(run_dir)[:-keep]:
         shutil.rmtree(old)
 

@@ -1,8 +1,164 @@
-"""PLACEHOLDER until the tracking component lands; its author overwrites this file."""
+"""Samples to metrics: pure functions, one naming scheme, `<topic>/<what>`; docs/metrics.md lists every name.
+
+A metric whose value does not exist (the mean reward of no reward) is left out, so that every value is a finite number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
+
 import numpy as np
-def rollout_metrics(groups, dropped, failed):
-    s=[x for g in groups for x in g]; r=[x.reward for x in s if x.reward is not None]
-    return {"reward/mean": float(np.mean(r)) if r else float("nan"), "rollout/response_length_mean": float(np.mean([x.response_length for x in s]))}
-def eval_metrics(name, groups):
-    s=[x for g in groups for x in g]
-    return {f"eval/{name}/mean": float(np.mean([x.reward or 0.0 for x in s]))}
+
+from slime_core.types import NO_VERSION, Group, Sample, Status
+
+EQUAL_REWARDS = 1e-6
+"""Rewards of a group closer than this count as equal."""
+
+
+def rollout_metrics(
+    groups: Sequence[Group],
+    *,
+    dropped: Mapping[str, int] | None = None,
+    failed: Mapping[str, int] | None = None,
+    weight_version: int | None = None,
+) -> dict[str, float]:
+    """Metrics of the groups of one round.
+
+    Args:
+        groups: what is trained; samples without a reward count in lengths, not in rewards.
+        dropped: reason -> groups that filters dropped.
+        failed: reward plugin -> samples it failed on.
+        weight_version: the trainer's version, against which staleness is counted; by default the newest in the groups.
+    """
+    samples = [sample for group in groups for sample in group]
+    metrics = {"rollout/num_groups": float(len(groups)), "rollout/num_samples": float(len(samples))}
+    metrics |= {f"rollout/dropped/{reason}": float(count) for reason, count in (dropped or {}).items()}
+    metrics |= {f"reward/failed/{plugin}": float(count) for plugin, count in (failed or {}).items()}
+    if not samples:
+        return metrics
+    metrics |= _reward_metrics(samples) | _length_metrics(samples) | _staleness_metrics(samples, weight_version)
+    metrics["rollout/zero_std_fraction"] = fmean(has_equal_rewards(group) for group in groups)
+    return metrics
+
+
+def has_equal_rewards(group: Group) -> bool:
+    """Whether no two rewards of the group differ, so that it teaches nothing."""
+    rewards = [sample.reward for sample in group if sample.reward is not None]
+    return not rewards or max(rewards) - min(rewards) <= EQUAL_REWARDS
+
+
+def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    if not rewards:
+        return {}
+    metrics = {
+        "reward/mean": fmean(rewards),
+        "reward/std": pstdev(rewards),
+        "reward/min": min(rewards),
+        "reward/max": max(rewards),
+    }
+    for plugin in sorted({name for sample in samples for name in sample.rewards}):
+        given = [sample.rewards[plugin] for sample in samples if plugin in sample.rewards]
+        metrics[f"reward/{plugin}/mean"] = fmean(given)
+    return metrics
+
+
+def _length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    lengths = [sample.response_length for sample in samples]
+    return {
+        "rollout/response_length_mean": fmean(lengths),
+        "rollout/response_length_max": float(max(lengths)),
+        "rollout/response_length_min": float(min(lengths)),
+        "rollout/prompt_length_mean": fmean(sample.prompt_length for sample in samples),
+        "rollout/truncated_fraction": _truncated_fraction(samples),
+    }
+
+
+def _truncated_fraction(samples: Sequence[Sample]) -> float:
+    return fmean(sample.status is Status.TRUNCATED for sample in samples)
+
+
+def _staleness_metrics(samples: Sequence[Sample], weight_version: int | None) -> dict[str, float]:
+    """How many weight versions the trained tokens lag; tokens that no engine sampled have none."""
+    trained = [sample.weight_versions[(sample.loss_mask > 0)] for sample in samples]
+    versions = np.concatenate(trained)
+    versions = versions[versions != NO_VERSION]
+    if versions.size == 0:
+        return {}
+    lag = (int(versions.max()) if weight_version is None else weight_version) - versions
+    return {"rollout/staleness_mean": float(lag.mean()), "rollout/staleness_max": float(lag.max())}
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+def eval_metrics(name: str, groups: Sequence[Group], n: int | None = None) -> dict[str, float]:
+    """Metrics `eval/<name>/...` of one data set, every prompt weighing the same.
+
+    A FAILED sample counts as wrong, a reward of 0. Samples that one rollout fanned out are one attempt, with their mean
+    reward. An attempt is correct when its reward is at least 1.
+
+    Args:
+        name: of the data set.
+        groups: all samples of each prompt.
+        n: attempts a prompt; by default those of the smallest group. pass@k is given for the powers of two up to n.
+    """
+    samples = [sample for group in groups for sample in group]
+    if not samples:
+        return {}
+    tries = [attempts(group) for group in groups if group]
+    n = min(map(len, tries)) if n is None else n
+    metrics = {
+        "mean": fmean(map(fmean, tries)),
+        "failed_fraction": fmean(sample.status is Status.FAILED for sample in samples),
+        "truncated_fraction": _truncated_fraction(samples),
+        "response_length_mean": fmean(sample.response_length for sample in samples),
+    }
+    for k in powers_of_two(n):
+        if estimates := [pass_at_k(len(t), sum(r >= 1 for r in t), k) for t in tries if len(t) >= k]:
+            metrics[f"pass@{k}"] = fmean(estimates)
+    return {f"eval/{name}/{key}": value for key, value in metrics.items()}
+
+
+def attempts(group: Group) -> list[float]:
+    """The reward of each rollout of a group, in order; a sample without a reward counts 0."""
+    rollouts: dict[tuple[str, int], list[float]] = {}
+    for position, sample in enumerate(group):
+        numbered = sample.rollout_index >= 0
+        key = ("rollout", sample.rollout_index) if numbered else ("position", position)
+        rollouts.setdefault(key, []).append(0.0 if sample.reward is None else sample.reward)
+    return [fmean(rewards) for rewards in rollouts.values()]
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that one of k attempts is correct, estimated without bias from n attempts of which c are.
+
+    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1: 1 - C(n - c, k) / C(n, k).
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@{k} of {c} correct in {n} attempts is not defined")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def powers_of_two(largest: int) -> Iterable[int]:
+    """1, 2, 4, ... up to `largest`."""
+    return (1 << power for power in range(largest.bit_length()))
+
+
+# --- performance ------------------------------------------------------------------------------------------------------
+def perf_metrics(
+    durations: Mapping[str, float], *, rollout_tokens: int | None = None, train_tokens: int | None = None
+) -> dict[str, float]:
+    """Metrics of the seconds that the phases of a round took, as `Timer.lap` gives them.
+
+    `rollout_tokens` and `train_tokens` are what the phases `rollout` and `train` got through, for their speed.
+    """
+    metrics = {f"perf/{phase}_s": seconds for phase, seconds in durations.items()}
+    for phase, tokens in (("rollout", rollout_tokens), ("train", train_tokens)):
+        seconds = durations.get(phase, 0.0)
+        if tokens is not None and seconds > 0:
+            metrics[f"perf/{phase}_tokens_per_s"] = tokens / seconds
+    return metrics

@@ -1,4 +1,4 @@
-"""What any engine server that speaks SGLang's protocol must do; see the `server` fixture for how to aim it elsewhere."""
+"""What any engine server that speaks SGLang's protocol must do; the `server` fixture tells how to aim it elsewhere."""
 
 from __future__ import annotations
 

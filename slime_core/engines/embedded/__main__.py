@@ -60,7 +60,7 @@ def _load_and_serve(args: argparse.Namespace, listener: socket.socket) -> int:
 
     from slime_core.engines.embedded.language_model import ModelLoadError, load_language_model
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         language_model = load_language_model(args.model_path, getattr(torch, args.dtype), args.context_length)
     except ModelLoadError as error:

@@ -14,7 +14,7 @@ def decode(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int], params
     """Turn ids into text; an engine without a tokenizer gives the empty string."""
     if tokenizer is None or not ids:
         return ""
-    text: Any = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+    text: Any = tokenizer.decode(list(ids), skip_special_tokens=params.skip_special_tokens)
     return str(text)
 
 

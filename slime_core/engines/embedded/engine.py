@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -55,13 +56,17 @@ class Engine:
         self.max_rows = max_rows
         self.failure: str | None = None
         self.paused: str | None = None
-        self._scheduler = Scheduler(language_model, max_rows, max_kv_bytes)
+        self.max_kv_bytes = max_kv_bytes
+        self._scheduler = self._new_scheduler()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pending_updates: list[Callable[[], None]] = []
         self._deliver = deliver or resolve_replies
         self._random = random.Random(seed)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.language_model, self.max_rows, self.max_kv_bytes)
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
@@ -211,12 +216,27 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._read_inbox(wait=not self._can_step())
-            self._apply_updates()
-            if self._can_step() and not self._stopping:
-                self._step()
-            if finished := self._scheduler.take_finished():
-                self._deliver(finished)
+            try:
+                self._turn()
+            except Exception as error:  # whatever broke, nobody may wait for ever
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _turn(self) -> None:
+        self._read_inbox(wait=not self._can_step())
+        self._apply_updates()
+        if self._can_step() and not self._stopping:
+            self._scheduler.step()
+        if finished := self._scheduler.take_finished():
+            self._deliver(finished)
+
+    def _fail(self, message: str) -> None:
+        """Answer everybody with the error and start over with an empty scheduler."""
+        self.failure = message
+        old, self._scheduler = self._scheduler, self._new_scheduler()
+        self._scheduler.weight_version = version = old.weight_version
+        output = Output([], [], abort_reason(f"the engine failed: {message}", 500), version, [], time.time())
+        lost = [(request, output) for request in (*old.batch.requests, *old.waiting)]
+        self._deliver(old.take_finished() + lost)
 
     def _can_step(self) -> bool:
         return self.paused is None and self._scheduler.has_work()
@@ -237,14 +257,6 @@ class Engine:
             for update in updates:
                 update()
         self._scheduler.admitting = not self._pending_updates
-
-    def _step(self) -> None:
-        try:
-            self._scheduler.step()
-        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            # one broken batch must not leave its callers waiting for ever
-            self.failure = f"the model's forward failed: {error}"
-            self._scheduler.abort(lambda request: True, abort_reason(self.failure, 500))
 
 
 def resolve_replies(finished: list[Finished]) -> None:

@@ -32,7 +32,7 @@ class LanguageModel:
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None):
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.requires_grad_(False).train(False)
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size = int(self.config.vocab_size)
@@ -45,7 +45,8 @@ class LanguageModel:
     @property
     def dtype(self) -> torch.dtype:
         """The parameters' dtype."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @torch.inference_mode()
     def forward(

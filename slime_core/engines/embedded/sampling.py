@@ -45,7 +45,7 @@ def uniforms(seeds: SeedArray, steps: IntArray) -> npt.NDArray[np.float64]:
     """Return one uniform number in [0, 1) a row from its spread seed [B] and its number of tokens so far [B]."""
     counters = (steps.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     # 52 bits: u * total then stays below total in float64, so a search never runs off the end
-    return (_mix(seeds + counters) >> np.uint64(12)) * 2.0**-52
+    return (_mix(seeds + counters) >> np.uint64(12)).astype(np.float64) * np.float64(2.0**-52)
 
 
 def _mix(values: SeedArray) -> SeedArray:

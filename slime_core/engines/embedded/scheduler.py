@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -211,13 +212,11 @@ class Scheduler:
             self.cache.release()
 
     def _answer(self, request: Request, reason: dict[str, Any]) -> None:
-        count = len(request.output_ids)
-        starts = request.version_starts
-        ends = [start for _, start in starts[1:]] + [count]
-        spans = [(version, start, end) for (version, start), end in zip(starts, ends, strict=True) if end > start]
-        version = starts[-1][0] if starts else self.weight_version
+        starts = [*request.version_starts, (self.weight_version, len(request.output_ids))]
+        spans = [(version, start, end) for (version, start), (_, end) in pairwise(starts) if end > start]
         logprobs = request.output_logprobs
-        self.finished.append((request, Output(request.output_ids, logprobs, reason, version, spans, time.time())))
+        output = Output(request.output_ids, logprobs, reason, self.weight_version, spans, time.time())
+        self.finished.append((request, output))
 
     # -- control ---------------------------------------------------------------------------------------------------
 

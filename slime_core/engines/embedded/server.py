@@ -15,7 +15,7 @@ from aiohttp import web
 
 from slime_core.engines.embedded.engine import PAUSE_MODES, Engine
 from slime_core.engines.embedded.protocol import answer, check_request, parse_generate
-from slime_core.engines.embedded.request import BadRequest, Output, Request
+from slime_core.engines.embedded.request import BadRequest, Output
 from slime_core.engines.embedded.scheduler import Finished
 from slime_core.engines.embedded.weights import WeightUpdateError
 
@@ -24,7 +24,7 @@ FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
 )
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class Server:
@@ -59,35 +59,29 @@ class Server:
 
     def app(self) -> web.Application:
         """The aiohttp application with every route."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json])
-        for path in ("/generate",):
-            app.router.add_route("*", path, self.generate)
-        both = {"/flush_cache": self.flush_cache, "/health_generate": self.health}
-        for path, handler in both.items():
-            app.router.add_get(path, handler)
-            app.router.add_post(path, handler)
-        gets = {
-            ("/health", "/ready"): self.health,
-            ("/model_info", "/get_model_info"): self.model_info,
-            ("/server_info", "/get_server_info"): self.server_info,
-            ("/v1/models",): self.models,
-            ("/v1/loads", "/get_load"): self.loads,
-            ("/get_weight_version", "/weight_version"): self.weight_version,
-        }
-        posts = {
-            "/abort_request": self.abort_request,
-            "/pause_generation": self.pause_generation,
-            "/continue_generation": self.continue_generation,
-            "/update_weight_version": self.update_weight_version,
-            "/update_weights_from_disk": self.update_weights_from_disk,
-            "/update_weights_from_tensor": self.update_weights_from_tensor,
-            "/weights_checker": self.weights_checker,
-        }
-        for paths, handler in gets.items():
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        get, post = ("GET",), ("POST",)
+        routes: list[tuple[tuple[str, ...], tuple[str, ...], Handler]] = [
+            (("/generate",), post, self.generate),
+            (("/abort_request",), post, self.abort_request),
+            (("/pause_generation",), post, self.pause_generation),
+            (("/continue_generation",), post, self.continue_generation),
+            (("/flush_cache",), get + post, self.flush_cache),
+            (("/update_weights_from_disk",), post, self.update_weights_from_disk),
+            (("/update_weights_from_tensor",), post, self.update_weights_from_tensor),
+            (("/weights_checker",), post, self.weights_checker),
+            (("/get_weight_version", "/weight_version"), get, self.weight_version),
+            (("/update_weight_version",), post, self.update_weight_version),
+            (("/health", "/health_generate", "/ready"), get, self.health),
+            (("/model_info", "/get_model_info"), get, self.model_info),
+            (("/server_info", "/get_server_info"), get, self.server_info),
+            (("/v1/models",), get, self.models),
+            (("/v1/loads", "/get_load"), get, self.loads),
+        ]
+        for paths, methods, handler in routes:
             for path in paths:
-                app.router.add_get(path, handler)
-        for path, handler in posts.items():
-            app.router.add_post(path, handler)
+                for method in methods:
+                    app.router.add_route(method, path, _refusing(handler))
         return app
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -293,13 +287,16 @@ def _resolve(finished: list[Finished]) -> None:
             request.reply.set_result(output)
 
 
-@web.middleware
-async def errors_as_json(http: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn refused requests into SGLang's 400s."""
-    try:
-        return await handler(http)
-    except BadRequest as error:
-        return _error(400, str(error))
+def _refusing(handler: Handler) -> Handler:
+    """Wrap a handler so that refused requests become SGLang's 400s."""
+
+    async def refusing(http: web.Request) -> web.Response:
+        try:
+            return await handler(http)
+        except BadRequest as error:
+            return _error(400, str(error))
+
+    return refusing
 
 
 async def _json(http: web.Request) -> Any:
@@ -341,6 +338,3 @@ def write_port(port: int, path: str | None) -> None:
         partial.write_text(f"{port}\n")
         partial.replace(path)
     print(orjson.dumps({"port": port}).decode(), flush=True)
-
-
-__all__ = ["Request", "Server", "write_port"]

@@ -38,7 +38,6 @@ class SlotCache(Cache):
         """The position that swallows the writes of padding tokens."""
         return self.tokens
 
-    @torch.inference_mode()
     def reserve(self, slots: int, tokens: int) -> None:
         """Make room for that many rows and positions, which must cover every row in use.
 
@@ -56,7 +55,7 @@ class SlotCache(Cache):
         self.slots, self.tokens = new_slots, new_tokens
 
     def _resized(self, old: torch.Tensor, slots: int, tokens: int) -> torch.Tensor:
-        new = old.new_zeros(slots, old.shape[1], tokens + 1, old.shape[3])
+        new = _allocate(old, slots, tokens + 1)
         kept_slots, kept_tokens = min(slots, self.slots), min(tokens, self.tokens)
         new[:kept_slots, :, :kept_tokens] = old[:kept_slots, :, :kept_tokens]
         return new
@@ -89,23 +88,19 @@ class SlotCache(Cache):
             buffers.append(None)
         buffer = buffers[layer_idx]
         if buffer is None:
-            # zeros, not empty: what the mask hides must still be finite
-            buffer = states.new_zeros(self.slots, states.shape[1], self.tokens + 1, states.shape[3])
-            buffers[layer_idx] = buffer
+            buffer = buffers[layer_idx] = _allocate(states, self.slots, self.tokens + 1)
         if states.shape[2] == 1:
             buffer[self._row_index, :, self._positions[:, 0]] = states[:, :, 0]
         else:
             buffer[self._row_index[:, None], :, self._positions] = states.transpose(1, 2)
         return buffer[self._rows, :, : self._width]
 
-    @torch.inference_mode()
     def copy_row(self, source: int, target: int, width: int) -> None:
         """Copy the first `width` positions of one row onto another."""
         for buffer in (*self.keys, *self.values):
             if buffer is not None:
                 buffer[target, :, :width] = buffer[source, :, :width]
 
-    @torch.inference_mode()
     def fan_out(self, sources: torch.Tensor, start: int, width: int) -> None:
         """Copy the first `width` positions of rows `sources` [n] onto the rows start, start+1, ..."""
         for buffer in (*self.keys, *self.values):
@@ -124,6 +119,12 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Part of transformers' interface: (key length, offset) of the current forward."""
         return self._width, 0
+
+
+@torch.inference_mode(mode=False)  # a plain tensor may be written in and out of inference mode
+def _allocate(like: torch.Tensor, slots: int, tokens: int) -> torch.Tensor:
+    """A buffer for states shaped like [rows, heads, tokens, dim]; zeros, as what a mask hides must still be finite."""
+    return like.new_zeros(slots, like.shape[1], tokens, like.shape[3])
 
 
 def _grown(needed: int, have: int, block: int) -> int:

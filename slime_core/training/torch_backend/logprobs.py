@@ -32,15 +32,18 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         every, targets, entropy = ctx.saved_tensors
         of_chosen, of_entropy = grads
-        probs = every.exp()
-        # d entropy / d z = -p (log p + entropy);  d log p[target] / d z = onehot - p
-        grad = (
-            torch.zeros_like(probs) if of_entropy is None else -of_entropy[:, None] * probs * (every + entropy[:, None])
-        )
+        # d log p[target] / d z = onehot - p;  d entropy / d z = -p (log p + entropy)
+        grad = every.exp()
+        if of_entropy is None:
+            grad.mul_(-of_chosen[:, None] if of_chosen is not None else 0.0)
+        else:
+            pull = of_entropy[:, None] * (every + entropy[:, None])
+            grad.mul_(pull.neg_() if of_chosen is None else pull.add_(of_chosen[:, None]).neg_())
         if of_chosen is not None:
-            grad = grad.addcmul_(probs, of_chosen[:, None], value=-1)
             grad.scatter_add_(-1, targets[:, None], of_chosen[:, None])
-        return (grad / ctx.temperature).to(ctx.dtype), None, None
+        if ctx.temperature != 1.0:
+            grad.div_(ctx.temperature)
+        return grad.to(ctx.dtype), None, None
 
 
 def token_logprobs(

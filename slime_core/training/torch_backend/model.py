@@ -83,7 +83,7 @@ def load_policy(args: argparse.Namespace, device: torch.device) -> Policy:
     dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     register_attention()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, dtype), trust_remote_code=False)
-    model.to(device)
+    torch.nn.Module.to(model, device)
     # dropout would give one token several probabilities, so the model stays in evaluation mode
     model.eval()
     with torch.no_grad():

@@ -166,7 +166,8 @@ def _to_rows(states: torch.Tensor, block: Block) -> torch.Tensor:
     tokens = states[0].transpose(0, 1)[block.start : block.end]
     if block.source is not None:
         tokens = _Pad.apply(tokens, block.source, block.places)
-    return tokens.unflatten(0, (block.num_rows, block.max_length)).transpose(1, 2)
+    rows: torch.Tensor = tokens.unflatten(0, (block.num_rows, block.max_length))
+    return rows.transpose(1, 2)
 
 
 def _causal(
