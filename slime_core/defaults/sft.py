@@ -93,12 +93,11 @@ def conversation_tokens(
     if tokenizer.chat_template is None:
         raise DataError(f"{where} is a conversation, but the tokenizer of --model has no chat template.")
     if "generation" in _statements(tokenizer.get_chat_template(tools=arguments.get("tools"))):
-        out = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **arguments
-        )
+        marked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        out = _apply(tokenizer, messages, {**arguments, **marked}, where)
         tokens, trained = list(out["input_ids"]), [bool(x) for x in out["assistant_masks"]]
     else:
-        rendered = _render(tokenizer, messages, arguments, where)
+        rendered = _apply(tokenizer, messages, {**arguments, "tokenize": False}, where)
         spans = turn_spans(tokenizer, messages, arguments, rendered, where)
         tokens, trained = _mark(tokenizer, rendered, spans, where)
     if not any(trained):
@@ -125,7 +124,8 @@ def turn_spans(tokenizer: Any, messages: Messages, arguments: dict[str, Any], re
         texts.append(content)
     markers = {turn: f"slimemark{number}q" for number, turn in enumerate(turns)}
     marked = [{**m, "content": markers.get(i, m.get("content"))} for i, m in enumerate(messages)]
-    around = _split(_render(tokenizer, marked, arguments, where), list(markers.values()))
+    with_markers = _apply(tokenizer, marked, {**arguments, "tokenize": False}, where)
+    around = _split(with_markers, list(markers.values()))
     spans = _between(rendered, around, texts) if around else None
     return spans if spans is not None else _search(rendered, texts, where)
 
@@ -216,11 +216,11 @@ def _check_text(tokenizer: Any, tokens: list[int], text: str, where: str) -> Non
         )
 
 
-def _render(tokenizer: Any, messages: Messages, arguments: dict[str, Any], where: str) -> str:
+def _apply(tokenizer: Any, messages: Messages, arguments: dict[str, Any], where: str) -> Any:
     import jinja2
 
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        return tokenizer.apply_chat_template(messages, **arguments)
     except jinja2.TemplateError as error:
         raise DataError(f"the chat template refuses {where}: {error}") from None
 

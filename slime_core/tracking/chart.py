@@ -76,12 +76,24 @@ def draw(curves: Curves, *, title: str, path: Path) -> Path:
 def _draw_reward(axes: Axes, curves: Curves) -> None:
     steps, values = zip(*curves.reward, strict=True)
     axes.plot(steps, values, color=REWARD, alpha=0.3, linewidth=1)
-    axes.plot(steps, smooth(values), color=REWARD, linewidth=2.2, label="reward, smoothed")
+    axes.plot(steps, smooth(values), color=REWARD, linewidth=2.2, label="training")
     for (name, curve), color in zip(curves.evals.items(), _cycle(EVALS, len(curves.evals)), strict=True):
         marker = "o" if len(curve) <= MAX_MARKERS else None
-        axes.plot(*zip(*curve, strict=True), color=color, marker=marker, markersize=5, linewidth=1.2, label=name)
+        steps, values = zip(*curve, strict=True)
+        axes.plot(steps, values, color=color, marker=marker, markersize=5, linewidth=1.2, label=f"eval {name}")
     axes.set_ylabel("reward", color=MUTED)
-    axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
+    axes.legend(
+        # above the panel, beside the title, where no curve can be
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.4,
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        handlelength=1.6,
+        columnspacing=1.4,
+    )
 
 
 def _draw_length(axes: Axes, length: Curve) -> None:
@@ -95,7 +107,7 @@ def _draw_length(axes: Axes, length: Curve) -> None:
 def _style(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

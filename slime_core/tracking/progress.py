@@ -24,7 +24,8 @@ class Progress:
                 metrics |= perf_metrics(progress.lap())
 
     On a terminal one bar stands below whatever is printed: `print` and the trackers write above it, because the bar
-    takes over stdout and stderr while it is shown. Elsewhere only `note` writes. The innermost of nested phases is shown.
+    takes over stdout and stderr while it is shown. Elsewhere only `note` writes. Of nested phases the inner one is
+    shown.
     """
 
     def __init__(self, args: argparse.Namespace, console: Console | None = None) -> None:

@@ -29,16 +29,8 @@ def test_a_round_is_one_line(tracker, capsys):
     tracker.log_metrics(step=12, metrics=ROUND)
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    for part in (
-        "step   12",
-        "reward 0.731",
-        "length 21.3",
-        "loss -0.0123",
-        "tok/s 4,200",
-        "rollout 1.2s",
-        "step 2.0s",
-    ):
-        assert part in out
+    assert out.startswith("step   12  reward 0.731")
+    assert out.endswith("  length 21.3  loss -0.0123  tok/s 4,200  rollout 1.2s  step 2.0s\n")
 
 
 def test_the_next_round_says_how_far_the_reward_moved(tracker, capsys):
@@ -99,9 +91,7 @@ def test_lines_go_above_a_live_bar(tracker):
         assert sys.stdout is not sys.__stdout__
         tracker.log_metrics(step=0, metrics=ROUND)
     assert isinstance(screen.file, io.StringIO)
-    assert any(
-        line.lstrip("\r\x1b[2K").startswith("step    0  reward 0.731") for line in screen.file.getvalue().splitlines()
-    )
+    assert "\x1b[2Kstep    0  reward 0.731" in screen.file.getvalue()
 
 
 def test_a_first_value_has_a_blank_as_wide_as_a_trend():

@@ -163,6 +163,12 @@ def test_a_tokenizer_that_loses_text_is_refused():
         run(tokenizer, Sample(prompt=chat))
 
 
+def test_a_template_that_raises_names_the_row():
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match=r"refuses sample 5 .* roles must alternate"):
+        run(make_tokenizer(template), Sample(prompt=CHAT, index=5))
+
+
 def test_content_in_parts_asks_for_marks():
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": []}]
     with pytest.raises(DataError, match="generation"):

@@ -66,7 +66,10 @@ def test_a_phase_that_raises_leaves_no_bar_behind():
             raise RuntimeError
         with progress.phase("train"):
             progress.update(1)
-    assert written(console).endswith("\x1b[2K")
+    *_, last_frame, rest = written(console).split("\x1b[2K")
+    assert "train" in last_frame
+    assert "rollout" not in last_frame
+    assert "train" not in rest
 
 
 def test_printing_goes_above_a_live_bar(monkeypatch):

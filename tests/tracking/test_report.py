@@ -54,7 +54,7 @@ def test_latest_can_always_be_followed(tmp_path):
 
 def test_a_second_run_of_the_same_name_says_what_to_do(tmp_path):
     create_run_dir(make_args(tmp_path, "first"))
-    with pytest.raises(OptionError, match="--resume first .* or another --run-name"):
+    with pytest.raises(OptionError, match=r"--resume first .* or another --run-name"):
         create_run_dir(make_args(tmp_path, "first"))
 
 

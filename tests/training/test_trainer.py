@@ -247,6 +247,29 @@ def test_a_loss_of_the_wrong_shape_names_its_plugin(make_trainer, samples, shard
         make_trainer("--policy-loss", str(plugin)).train(0, shard_of(samples(4)))
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [("-logprobs", r"must return \(loss, metrics\)"), ("(-logprobs, {'x': 1.0})", "gave x of shape float")],
+)
+def test_a_loss_that_breaks_the_contract_names_its_plugin(returned, message, make_trainer, samples, shard_of, tmp_path):
+    plugin = tmp_path / "odd.py"
+    plugin.write_text(
+        f"from slime_core import hookimpl\n\n@hookimpl\ndef policy_loss(logprobs):\n    return {returned}\n"
+    )
+    with pytest.raises(PluginError, match=message):
+        make_trainer("--policy-loss", str(plugin)).train(0, shard_of(samples(4)))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_bfloat16_weights_train(optimizer, make_trainer, samples, shard_of):
+    made = samples(8)
+    for sample in made:
+        sample.reward = None
+    trainer = make_trainer("--dtype", "bfloat16", "--policy-loss", "sft", "--optimizer", optimizer, "--lr", "1e-2")
+    losses = [trainer.train(step, shard_of(made))["train/loss"] for step in range(8)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
 def test_training_learns(make_trainer, samples, shard_of):
     made = samples(8)
     for sample in made:

@@ -222,7 +222,7 @@ class Engine:
                 self._fail(f"{type(error).__name__}: {error}")
 
     def _turn(self) -> None:
-        self._read_inbox(wait=not self._can_step())
+        self._read_inbox(wait=not (self._can_step() or self._pending_updates))
         self._apply_updates()
         if self._can_step() and not self._stopping:
             self._scheduler.step()

@@ -67,9 +67,11 @@ def round_metrics(messages: list[dict[str, Any]], num_tokens: int, num_steps: in
         num_tokens: trained tokens of the round, all ranks.
         num_steps: optimiser steps that had any.
     """
-    metrics = {"train/loss": sum(m["loss"] for m in messages) / max(1, num_steps), "train/num_tokens": num_tokens}
+    metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for m in messages for name in m["sums"]):
         metrics[f"train/{name}"] = sum(m["sums"].get(name, 0.0) for m in messages) / max(1, num_tokens)
+    metrics["train/loss"] = sum(m["loss"] for m in messages) / max(1, num_steps)
+    metrics["train/num_tokens"] = num_tokens
     total = sum(m["differences"][0] for m in messages)
     count = sum(m["differences"][1] for m in messages)
     if count:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
@@ -82,6 +83,7 @@ def load_policy(args: argparse.Namespace, device: torch.device) -> Policy:
     """Load `--model`, and find out by a probe whether its sequences can be packed and its head split off."""
     dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     register_attention()
+    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, dtype), trust_remote_code=False)
     torch.nn.Module.to(model, device)
     # dropout would give one token several probabilities, so the model stays in evaluation mode
@@ -146,13 +148,15 @@ def _hidden(model: PreTrainedModel, inputs: Inputs) -> torch.Tensor:
 
 
 def _logits(model: PreTrainedModel, inputs: Inputs) -> torch.Tensor:
-    logits: torch.Tensor = model(**inputs).logits
+    output: Any = model(**inputs)
+    logits: torch.Tensor = output.logits
     return logits
 
 
 def _probe_tokens(model: PreTrainedModel) -> torch.Tensor:
     vocab = model.config.get_text_config().vocab_size
-    return torch.arange(1, int(PROBE_LENGTHS.sum()) + 1, device=model.device) * 7919 % vocab
+    counted = torch.arange(1, int(PROBE_LENGTHS.sum()) + 1, device=model.device)
+    return counted * 7919 % int(vocab)
 
 
 def _can_pack(model: PreTrainedModel) -> bool:

@@ -24,6 +24,8 @@ class Ranks:
     @classmethod
     def join(cls, rank: int, size: int, *, address: str, port: int, device: torch.device) -> Ranks:
         """Meet the other ranks at the address of rank 0: gloo on CPU, NCCL on CUDA."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=size)

@@ -6,6 +6,7 @@ import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from slime_core.training.torch_backend.optimizer import Optimizer
 from slime_core.training.torch_backend.ranks import Ranks
 from slime_core.types import IntArray, Shard, TrainBatch
 
-CPU_MICRO_BATCH = 2048
+CPU_MICRO_BATCH = 4096
 """Tokens of a micro-batch on CPU, where smaller arrays stay in the caches; `--max-tokens-per-gpu` may be less."""
 
 
@@ -118,9 +119,8 @@ class TorchTrainer:
         rewards = torch.from_numpy(shard.round_rewards.astype(np.float64)).to(self._device)
         groups = torch.from_numpy(shard.round_group_index.astype(np.int64)).to(self._device)
         with torch.no_grad():
-            advantages, returns = self._estimate(
-                args=self._args, batch=batch, round_rewards=rewards, round_group_index=groups
-            )
+            given = self._estimate(args=self._args, batch=batch, round_rewards=rewards, round_group_index=groups)
+        advantages, returns = _pair(self._estimate, given, "(advantages, returns)")
         for what, value in (("advantages", advantages), ("returns", returns)):
             _check_per_token(self._estimate, what, value, batch.num_response_tokens)
         batch.advantages, batch.returns = advantages.float(), returns.float()
@@ -155,7 +155,8 @@ class TorchTrainer:
             logprobs, entropy = self._policy.logprobs(some)
             if some.old_logprobs is None:
                 some.old_logprobs = logprobs.detach()
-            losses, metrics = self._loss(args=self._args, batch=some, logprobs=logprobs, entropy=entropy)
+            given = self._loss(args=self._args, batch=some, logprobs=logprobs, entropy=entropy)
+            losses, metrics = _pair(self._loss, given, "(loss, metrics)")
             for what, value in {"a loss": losses, **metrics}.items():
                 _check_per_token(self._loss, what, value, some.num_response_tokens)
             weights = token_weights(some.loss_mask, some.response_lengths, kind, total)
@@ -224,9 +225,16 @@ def trained_tokens(batch: TrainBatch) -> IntArray:
     return counts
 
 
-def _check_per_token(plugin: Bound, what: str, value: torch.Tensor, size: int) -> None:
-    if tuple(value.shape) != (size,):
+def _pair(plugin: Bound, given: Any, form: str) -> tuple[Any, Any]:
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise PluginError(f"plugin '{plugin.name}' from {plugin.origin} must return {form} in '{plugin.hook}'.")
+    return given
+
+
+def _check_per_token(plugin: Bound, what: str, value: Any, size: int) -> None:
+    shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if shape != (size,):
         raise PluginError(
-            f"plugin '{plugin.name}' from {plugin.origin} gave {what} of shape {tuple(value.shape)} in "
-            f"'{plugin.hook}'; it must have one entry a response token, ({size},)."
+            f"plugin '{plugin.name}' from {plugin.origin} gave {what} of shape {shape} in "
+            f"'{plugin.hook}'; it must be a tensor with one entry a response token, ({size},)."
         )

@@ -1,0 +1,105 @@
+"""Two turns against a real embedded engine, whose model is made to say what the test needs."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from slime_search_r1 import SearchR1
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from slime_core import Sample, Status
+from slime_core.engines.client import EngineClient
+from slime_core.testing import make_options
+
+SAYS = {
+    "?": "<search>",
+    "<search>": "tea",
+    "tea": "</search>",
+    "</information>": "<answer>",
+    "<answer>": "kettle",
+    "kettle": "</answer>",
+}
+"""What the model writes behind each word."""
+
+VOCABULARY = ["<end>", "<unknown>", "<information>", "</search>", "</answer>", *SAYS]
+
+
+def save_model(directory: Path) -> None:
+    """A model of one layer that adds nothing: each token's embedding is its own direction, the head maps it to the next."""
+    ids = {word: number for number, word in enumerate(VOCABULARY)}
+    size = 16
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(ids),
+            hidden_size=size,
+            intermediate_size=size,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=size,
+            max_position_embeddings=256,
+            tie_word_embeddings=False,
+            eos_token_id=0,
+        )
+    )
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(len(ids), size))
+        model.lm_head.weight.zero_()
+        for word, following in SAYS.items():
+            model.lm_head.weight[ids[following], ids[word]] = 10.0
+    model.save_pretrained(directory)
+    words = Tokenizer(models.WordLevel(ids, unk_token="<unknown>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|\?"), behavior="isolated")
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine_url(model_dir, tmp_path_factory):
+    port_file = tmp_path_factory.mktemp("engine") / "port"
+    command = [sys.executable, "-m", "slime_core.engines.embedded", "--model-path", str(model_dir)]
+    with subprocess.Popen([*command, "--port", "0", "--port-file", str(port_file)]) as engine:
+        try:
+            deadline = time.monotonic() + 120
+            while not port_file.exists() and engine.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port_file.read_text().strip()}"
+        finally:
+            engine.terminate()
+
+
+async def test_two_turns_against_the_embedded_engine(engine_url, model_dir, corpus_file):
+    plugin = SearchR1(make_options("--generate", "search_r1", "--search-r1-corpus", str(corpus_file)))
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    sample = Sample(prompt="?", tokens=np.array(tokenizer.encode("?"), np.int32))
+    async with EngineClient(engine_url, tokenizer=tokenizer, concurrency=64, timeout_s=60) as client:
+        params = {"temperature": 0.0, "max_new_tokens": 32, "stop": []}
+        (sample,) = await plugin.generate(engine=client, sample=sample, sampling_params=params)
+    said = [
+        "<search>",
+        "tea",
+        "</search>",
+        "<information>",
+        "kettle",
+        "</information>",
+        "<answer>",
+        "kettle",
+        "</answer>",
+    ]
+    assert sample.status is Status.COMPLETED
+    assert tokenizer.convert_ids_to_tokens(sample.tokens[sample.prompt_length :].tolist()) == said
+    assert sample.loss_mask.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert np.isnan(sample.logprobs).tolist() == [False] * 3 + [True] * 3 + [False] * 3

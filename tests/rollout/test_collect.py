@@ -1,0 +1,208 @@
+"""Collecting a round: refill, filters, surplus, failures; every group is trained, dropped for a reason, or waiting."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from slime_core import PluginError
+from slime_core.errors import RolloutError
+
+# The answer is the reward. A row whose metadata `slow` is set never finishes.
+SCRIPTED = """
+import asyncio
+@hookimpl
+async def generate(sample):
+    if sample.metadata.get("slow"):
+        await asyncio.sleep(3600)
+    values = sample.metadata["rewards"]
+    sample.append([1], logprobs=[-1.0], text="x", weight_version=0)
+    sample.reward, sample.status = float(values[sample.index % len(values)]), Status.COMPLETED
+    return [sample]
+"""
+NONZERO_STD = """
+@hookimpl
+def dynamic_filter(samples):
+    return Drop("zero_std") if len({s.reward for s in samples}) == 1 else None
+"""
+BY_SPREAD = """
+@hookimpl
+def over_sampling_filter(groups, num_groups):
+    return sorted(groups, key=lambda g: -(max(s.reward for s in g) - min(s.reward for s in g)))
+"""
+
+
+@pytest.fixture
+def collected(make_args, write_rows, open_manager, plugin_file):
+    """Collect `num_rounds` rounds over these rows, in order; gives the manager, the rounds and the metrics."""
+
+    async def run(rows, *words, num_rounds=1):
+        path = write_rows([{"prompt": f"p{i}", "metadata": row} for i, row in enumerate(rows)])
+        scripted = plugin_file("scripted", SCRIPTED)
+        args = make_args("--prompt-data", path, "--no-shuffle", "--generate", scripted, *words)
+        async with open_manager(args) as manager:
+            rounds = [await manager.rollout(step) for step in range(num_rounds)]
+            return manager, rounds
+
+    return run
+
+
+GOOD, EQUAL, SLOW = {"rewards": [0, 1]}, {"rewards": [1]}, {"slow": True, "rewards": [0]}
+
+
+def trained(collected_round):
+    return sorted(set(collected_round.shards[0].round_group_index.tolist()))
+
+
+def assert_conserved(manager):
+    assert manager.source.num_drawn == manager.num_trained + manager.num_dropped + manager.source.num_waiting
+
+
+async def test_a_plain_round_trains_the_prompts_in_order(collected):
+    manager, rounds = await collected([GOOD] * 6, num_rounds=3)
+    assert [trained(r) for r in rounds] == [[0, 1], [2, 3], [4, 5]]
+    assert_conserved(manager)
+
+
+async def test_the_worked_example_of_over_sampling(collected, plugin_file):
+    """Six start; three have equal rewards and are dropped; six more start; at six good ones the other three stop."""
+    spread = [{"rewards": [0, size]} for size in (5, 1, 4)] + [{"rewards": [0, size]} for size in (2, 6, 3)]
+    rows = [EQUAL, *spread[:3], EQUAL, EQUAL, *spread[3:], SLOW, SLOW, SLOW]
+    words = ["--rollout-batch-size", "4", "--over-sampling-batch-size", "6"]
+    words += ["--dynamic-filter", plugin_file("std", NONZERO_STD)]
+    words += ["--over-sampling-filter", plugin_file("spread", BY_SPREAD)]
+    manager, (one,) = await collected(rows, *words)
+    assert Counter({key: value for key, value in one.metrics.items() if key.startswith("rollout/dropped")}) == {
+        "rollout/dropped/zero_std": 3,
+        "rollout/dropped/over_sampling_filter": 2,
+    }
+    assert trained(one) == [1, 3, 7, 8], "the four with the widest spread: 5, 4, 6, 3"
+    assert manager.source.num_waiting == 3
+    assert_conserved(manager)
+
+
+async def test_what_was_stopped_waits_as_fresh_prompts(collected, make_args):
+    rows = [SLOW, GOOD, GOOD, GOOD]
+    manager, (one,) = await collected(rows, "--over-sampling-batch-size", "4")
+    assert len(trained(one)) == 2
+    waiting = manager.source.state_dict()["buffer"]
+    assert len(waiting) == 2 and 0 in [group[0]["group_index"] for group in waiting]
+    assert all(sample["response"] == "" and sample["reward"] is None for group in waiting for sample in group)
+    assert_conserved(manager)
+
+
+async def test_filters_that_keep_nothing_stop_the_run_with_the_reasons(collected, plugin_file):
+    words = ["--dynamic-filter", plugin_file("std", NONZERO_STD), "--max-refills", "3"]
+    with pytest.raises(RolloutError, match=r"4 draws in a row gave no group .*zero_std: 8"):
+        await collected([EQUAL] * 3, *words)
+
+
+async def test_a_spare_group_is_used_when_too_few_remain(collected, plugin_file):
+    spare = NONZERO_STD.replace('Drop("zero_std")', 'Drop("zero_std", spare=True)')
+    manager, (one,) = await collected([EQUAL] * 4, "--dynamic-filter", plugin_file("std", spare))
+    assert len(trained(one)) == 2
+    assert manager.source.num_drawn == 2
+
+
+FAILS = "@hookimpl\ndef reward(sample):\n    if {condition}: raise ValueError('no')\n    return 1.0"
+ECHO = """
+@hookimpl
+async def generate(sample):
+    sample.append([1], logprobs=[-1.0], text="x")
+    sample.status = Status.COMPLETED
+    return [sample]
+"""
+
+
+@pytest.fixture
+def graded(make_args, write_rows, open_manager, plugin_file):
+    async def run(condition, *words):
+        path = write_rows([{"prompt": "p"}])
+        args = make_args(
+            "--prompt-data", path, "--generate", plugin_file("echo", ECHO), "--n-samples-per-prompt", "4",
+            "--reward", plugin_file("grader", FAILS.format(condition=condition)), *words,
+        )  # fmt: skip
+        async with open_manager(args) as manager:
+            return manager, await manager.rollout(0)
+
+    return run
+
+
+async def test_failed_samples_leave_their_group(graded):
+    manager, one = await graded("sample.index == 1")
+    assert one.shards[0].batch.sample_index.tolist() == [0, 2, 3, 4, 5, 6, 7]
+    assert one.metrics["reward/failed/grader"] == 1
+    assert_conserved(manager)
+
+
+async def test_a_group_with_fewer_than_two_scored_samples_is_replaced(graded):
+    manager, one = await graded("sample.index in (0, 1, 2)")
+    assert trained(one) == [1, 2]
+    assert one.metrics["rollout/dropped/failed"] == 1
+    assert_conserved(manager)
+
+
+async def test_too_many_failures_stop_the_run_with_the_first_reason(graded):
+    with pytest.raises(RolloutError, match=r"more than --max-reward-failure-rate 0\.25 allows.*ValueError: no"):
+        await graded("True", "--max-reward-failure-rate", "0.25")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return None", "generate must return a list of at least one Sample, got NoneType"),
+        ("return []", "got a list of 0"),
+        ("raise ValueError('broken tool')", "broken tool"),
+    ],
+)
+async def test_a_generator_that_breaks_its_contract_stops_the_run(make_args, open_manager, plugin_file, body, message):
+    broken = plugin_file("broken", f"@hookimpl\nasync def generate(sample): {body}")
+    async with open_manager(make_args("--generate", broken)) as manager:
+        with pytest.raises((PluginError, ValueError), match=message):
+            await manager.rollout(0)
+        assert len(asyncio.all_tasks()) == 1, "the other samples' tasks are gone"
+
+
+async def test_a_fan_out_shares_its_rollout_and_has_indices_of_its_own(make_args, open_manager, plugin_file):
+    fan_out = plugin_file(
+        "fan_out",
+        "@hookimpl\nasync def generate(sample):\n    made = [sample, sample.clone(), sample.clone()]\n"
+        "    for one in made:\n        one.append([1], logprobs=[-1.0])\n"
+        "        one.status, one.reward = Status.COMPLETED, 1.0\n    return made",
+    )
+    async with open_manager(make_args("--generate", fan_out)) as manager:
+        one = await manager.rollout(0)
+    batch = one.shards[0].batch
+    assert batch.num_samples == 12 and len(set(batch.sample_index.tolist())) == 12
+    assert Counter(batch.rollout_index.tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert Counter(batch.group_index.tolist()) == {0: 6, 1: 6}
+
+
+async def test_a_rollout_plugin_replaces_the_collection(make_args, open_manager, plugin_file):
+    own = plugin_file(
+        "own",
+        ECHO + "\n@hookimpl\nasync def rollout(args, step, source, stages):\n"
+        "    return [await stages.run_group(group) for group in await source.get_groups(3)]",
+    )
+    async with open_manager(make_args("--generate", own, "--rollout", own)) as manager:
+        assert (await manager.rollout(0)).metrics["rollout/num_groups"] == 3
+
+
+async def test_a_saved_manager_goes_on_with_the_same_prompts(
+    make_args, write_rows, open_manager, plugin_file, tmp_path
+):
+    path = write_rows([{"prompt": f"p{i}", "metadata": GOOD} for i in range(5)])
+    args = make_args(
+        "--prompt-data", path, "--generate", plugin_file("scripted", SCRIPTED), "--over-sampling-batch-size", "3"
+    )
+    async with open_manager(args) as first:
+        for step in range(2):
+            await first.rollout(step)
+        first.save(tmp_path)
+        expected = [await first.source.get_groups(4)]
+    async with open_manager(args) as second:
+        second.load(tmp_path)
+        assert_conserved(second)
+        resumed = [await second.source.get_groups(4)]
+    prompts = [[[s.to_dict() for s in group] for group in groups] for groups in (expected[0], resumed[0])]
+    assert prompts[0] == prompts[1]

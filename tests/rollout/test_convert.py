@@ -1,0 +1,73 @@
+"""TrainBatches: sorted, complete, split over steps and ranks by tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_core import PluginError, Sample, TrainBatch
+from slime_core.plugins import Plugins
+from slime_core.rollout.convert import convert, split
+
+
+def batch_of(lengths):
+    samples = []
+    for i, length in enumerate(lengths):
+        sample = Sample(index=i, group_index=i // 2, rollout_index=i, tokens=np.arange(2), reward=float(i))
+        sample.append(range(length), logprobs=[0.0] * length)
+        samples.append(sample)
+    return TrainBatch.from_samples(samples)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
+def test_a_split_loses_and_doubles_nothing(lengths, num_ranks, num_steps):
+    batch = batch_of(lengths)
+    shards = split(batch, num_ranks, num_steps)
+    assert len(shards) == num_ranks
+    assert sorted(i for shard in shards for i in shard.batch.sample_index) == list(range(len(lengths)))
+    for shard in shards:
+        assert len(shard.step_ends) == num_steps and shard.step_ends[-1] == shard.batch.num_samples
+        assert shard.round_rewards.tolist() == batch.rewards.tolist()
+    expected = np.array_split(np.arange(len(lengths)), num_steps)
+    for step in range(num_steps):
+        got = []
+        for shard in shards:
+            start = shard.step_ends[step - 1] if step else 0
+            got += shard.batch.sample_index[start : shard.step_ends[step]].tolist()
+        assert sorted(got) == expected[step].tolist()
+
+
+@given(st.lists(st.integers(1, 100), min_size=8, max_size=40))
+def test_ranks_carry_about_the_same_number_of_tokens(lengths):
+    batch = batch_of(lengths)
+    loads = [int(shard.batch.lengths.sum()) for shard in split(batch, 2, 1)]
+    assert abs(loads[0] - loads[1]) <= max(batch.lengths)
+
+
+async def test_samples_are_sorted_by_group_and_index(make_args, plugin_file):
+    reverse = plugin_file(
+        "reverse",
+        "from slime_core import TrainBatch\n@hookimpl\ndef convert_train_data(groups):\n"
+        "    return TrainBatch.from_samples([s for g in groups for s in g][::-1])",
+    )
+    groups = [[Sample(index=i, group_index=g) for i in (2 * g, 2 * g + 1)] for g in (1, 0)]
+    batch = await convert(make_args(), Plugins().bind("convert_train_data", reverse), groups)
+    assert batch.sample_index.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {}", "must return a TrainBatch, got dict"),
+        (
+            "batch = TrainBatch.from_samples([s for g in groups for s in g])\n"
+            "    batch.per_sample['x'] = [1]\n    return batch",
+            r"per_sample\['x'\] has 1 rows where 2 are needed",
+        ),
+    ],
+)
+async def test_a_converter_that_breaks_its_contract_is_named(make_args, plugin_file, body, message):
+    source = f"from slime_core import TrainBatch\n@hookimpl\ndef convert_train_data(groups):\n    {body}"
+    bound = Plugins().bind("convert_train_data", plugin_file("broken", source))
+    with pytest.raises(PluginError, match=f"plugin 'broken': .*{message}"):
+        await convert(make_args(), bound, [[Sample(), Sample()]])

@@ -1,0 +1,176 @@
+"""Rewards: weights, dicts, whole groups, and graders that fail in every way, which is never a reward of 0."""
+
+import asyncio
+import os
+import time
+
+import psutil
+import pytest
+
+from slime_core import DataError, Sample, Status
+from slime_core.rollout.tally import Tally
+
+
+def finished(**fields):
+    sample = Sample(prompt="p", status=Status.COMPLETED, index=0, **fields)
+    sample.append([1, 2], logprobs=[-1.0, -1.0], text=fields.pop("text", "hello"))
+    return sample
+
+
+async def score(manager, *samples):
+    tally = Tally()
+    for sample in samples:
+        await manager._rewards.score_sample(sample, tally)
+    await manager._rewards.score_group(list(samples), tally)
+    return tally
+
+
+@pytest.fixture
+def scored(make_args, open_manager):
+    async def run(*samples, words):
+        async with open_manager(make_args(*words)) as manager:
+            return await score(manager, *samples)
+
+    return run
+
+
+LENGTH = "@hookimpl\ndef reward(sample): return float(len(sample.response))"
+DICT = "@hookimpl\nasync def reward(sample): return {'reward': 2.0, 'format': 0.5}"
+
+
+async def test_rewards_are_weighted_summed_and_kept_by_name(scored, plugin_file):
+    sample = finished()
+    words = ["--reward", plugin_file("length", LENGTH) + "=0.1", plugin_file("style", DICT)]
+    await scored(sample, words=words)
+    assert sample.reward == pytest.approx(0.5 + 2.0)
+    assert sample.rewards == {"length": 5.0, "style": 2.0, "style/format": 0.5}
+
+
+async def test_a_plain_reward_runs_in_another_process_an_async_one_here(scored, plugin_file):
+    plain = plugin_file(
+        "plain", "import os\n@hookimpl\ndef reward(sample, engine): return {'reward': 1, 'pid': os.getpid()}"
+    )
+    here = plugin_file(
+        "here", "import os\n@hookimpl\nasync def reward(sample): return {'reward': 1, 'pid': os.getpid()}"
+    )
+    sample = finished()
+    await scored(sample, words=["--reward", plain, here])
+    assert sample.rewards["here/pid"] == os.getpid() != sample.rewards["plain/pid"]
+
+
+async def test_a_field_picks_one_plain_name_and_plus_names_always_add(scored, plugin_file):
+    names = [plugin_file("length", LENGTH), plugin_file("style", DICT), "+" + plugin_file("always", LENGTH) + "=10"]
+    sample = finished(metadata={"kind": "style"})
+    await scored(sample, words=["--reward", *names, "--reward-field", "kind"])
+    assert sample.reward == pytest.approx(2.0 + 50.0)
+    assert "length" not in sample.rewards
+    with pytest.raises(DataError, match=r"metadata kind='other', which is none of .*: length, style"):
+        await scored(finished(metadata={"kind": "other"}), words=["--reward", *names, "--reward-field", "kind"])
+
+
+async def test_a_reward_that_a_generator_filled_is_kept(scored, plugin_file):
+    sample = finished(reward=7.0)
+    await scored(sample, words=["--reward", plugin_file("length", LENGTH)])
+    assert (sample.reward, sample.rewards) == (7.0, {})
+
+
+async def test_a_group_reward_sees_the_whole_group(scored, plugin_file):
+    rank = "@hookimpl\ndef group_reward(samples): return [float(s.index == max(t.index for t in samples)) for s in samples]"
+    samples = [finished() for _ in range(3)]
+    for i, sample in enumerate(samples):
+        sample.index = i
+    await scored(*samples, words=["--reward", plugin_file("best", rank)])
+    assert [s.reward for s in samples] == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("def reward(sample): raise KeyError('x')", "KeyError: 'x'"),
+        ("def reward(sample): return None", "returned None where a finite number is needed"),
+        ("def reward(sample): return float('nan')", "returned nan where"),
+        ("def reward(sample): return 'good'", "returned 'good' where"),
+        ("def reward(sample): return {'score': 1}", "a dict without the key 'reward'"),
+        ("def reward(sample): import os; os._exit(3)", "worker process died with exit code 3"),
+        ("def reward(sample):\n    while True: pass", "took longer than 1 s and was killed"),
+        ("def reward(sample): return float(len(bytearray(8 << 30)))", "MemoryError"),
+        ("def group_reward(samples): return [1.0]", "returned 1 rewards for a group of 2 samples"),
+        ("async def reward(sample): raise RuntimeError('down')", "RuntimeError: down"),
+        (
+            "async def reward(sample):\n    import asyncio; await asyncio.sleep(60)",
+            "took longer than 1 s and was cancelled",
+        ),
+    ],
+)
+async def test_a_failed_reward_is_failed_with_its_reason(scored, plugin_file, body, reason):
+    broken = plugin_file("broken", f"@hookimpl\n{body}")
+    samples = [finished(), finished()]
+    tally = await scored(*samples, words=["--reward", broken, "--reward-timeout-s", "1", "--reward-memory-gib", "2"])
+    assert [s.status for s in samples] == [Status.FAILED] * 2
+    assert all(s.reward is None and reason in s.failure for s in samples)
+    assert tally.failed == {"broken": 2}
+    assert reason in tally.first_failure
+
+
+async def test_a_hanging_grader_does_not_stop_the_others_or_the_loop(make_args, open_manager, plugin_file):
+    sometimes = plugin_file(
+        "sometimes", "@hookimpl\ndef reward(sample):\n    while sample.metadata['hang']: pass\n    return 1.0"
+    )
+    args = make_args("--reward", sometimes, "--reward-timeout-s", "2", "--reward-workers", "2")
+    samples = [finished(metadata={"hang": i % 4 == 0}) for i in range(8)]
+    async with open_manager(args) as manager:
+        await score(manager, finished(metadata={"hang": False}))  # the workers are up
+        longest, stop = 0.0, asyncio.Event()
+
+        async def watch():
+            nonlocal longest
+            while not stop.is_set():
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.monotonic() - before)
+
+        watcher = asyncio.create_task(watch())
+        tally = Tally()
+        await asyncio.gather(*(manager._rewards.score_sample(s, tally) for s in samples))
+        stop.set()
+        await watcher
+    assert [s.status is Status.FAILED for s in samples] == [i % 4 == 0 for i in range(8)]
+    assert [s.rewards.get("sometimes") for s in samples if s.status is not Status.FAILED] == [1.0] * 6
+    assert longest < 1.0, "the event loop waited for a grader"
+
+
+async def test_cancelling_kills_the_grader_and_closing_leaves_no_process(make_args, open_manager, plugin_file):
+    hang = plugin_file("hang", "@hookimpl\ndef reward(sample):\n    while True: pass")
+    before = set(psutil.Process().children(recursive=True))
+    async with open_manager(make_args("--reward", hang, "--reward-timeout-s", "60")) as manager:
+        task = asyncio.create_task(manager._rewards.score_sample(finished(), Tally()))
+        busy = await until(lambda: [p for p in children() - before if p.cpu_times().user > 0.5])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: not busy[0].is_running())
+        assert task.cancelled()
+    # The fork server itself stays with this process, idle, and ends with it.
+    left = [
+        p
+        for p in children() - before
+        if "reward_worker" not in " ".join(p.cmdline())
+        and "forkserver" not in " ".join(p.cmdline())
+        and "resource_tracker" not in " ".join(p.cmdline())
+    ]
+    assert left == []
+
+
+def children():
+    alive = set()
+    for process in psutil.Process().children(recursive=True):
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            alive.add(process)
+    return alive
+
+
+async def until(condition, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "the condition never held"
+        await asyncio.sleep(0.02)
+    return result
