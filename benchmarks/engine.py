@@ -1,11 +1,15 @@
 """Speed of the embedded engine against `transformers` generate, as ratios measured in one run.
 
-Three ways of generating the same number of tokens from the same prompts with the same model, with the log-probability
+Three ways of generating the same numbers of tokens from the same prompts with the same model, with the log-probability
 of every sampled token, at 64 and at 256 sequences together:
 
 - transformers: `generate` with output_scores, then a log-softmax at the sampled tokens;
 - in_process: the engine's thread in this process, no HTTP;
 - http: one request a prompt through the real sglang-router to an engine server, each in a process of its own.
+
+A run named `even` has as many prompts as sequences and answers of equal length, which suits `generate` best. One named
+`uneven` has twice as many prompts and answers of 1/8 to 8/8 of that length, as in RL; `generate` then works through
+batches, each as long as its longest answer, and only the tokens asked for count.
 
 The ways take turns over several rounds, and the median of each counts, so that a slow minute of the machine hits all of
 them. Rates are tokens per second of wall time and per CPU-second (for http: of client, router and server together).
@@ -32,21 +36,38 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import orjson
 import psutil
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from slime_core.engines.embedded.engine import Engine
 from slime_core.engines.embedded.language_model import LanguageModel, load_language_model
-from slime_core.engines.embedded.request import SamplingParams
+from slime_core.engines.embedded.request import Output, SamplingParams
 
 VOCAB_SIZE = 288
-Prompts = list[list[int]]
 CpuClock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to generate: prompts as token ids, the length of each one's answer, and how many to run together."""
+
+    name: str
+    prompts: list[list[int]]
+    lengths: list[int]
+    concurrency: int
+
+
+Way = Callable[[Work], int]  # generates and returns the number of tokens
 
 
 def main() -> None:
@@ -65,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round of 32 tokens: does it run, not how fast")
     parser.add_argument("--new-tokens", type=int, default=128, help="tokens a response (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each way (default: %(default)s)")
-    parser.add_argument("--num-threads", type=int, default=2, help="torch's threads everywhere (default: %(default)s)")
+    parser.add_argument("--num-threads", type=int, default=1, help="torch's threads everywhere (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 256], help="default: 64 256")
     args = parser.parse_args()
     if args.quick:
@@ -100,84 +121,103 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, object]:
     engine = Engine(language_model)
     engine.start()
     rates: dict[str, list[tuple[float, float]]] = {}
-    with servers(directory, args.num_threads) as (url, clock):
+    with servers(directory, args.num_threads) as (url, server_clock):
+        ways: dict[str, tuple[Way, CpuClock]] = {
+            "transformers": (partial(transformers_run, language_model), time.process_time),
+            "in_process": (partial(engine_run, engine), time.process_time),
+            "http": (partial(http_run, url), server_clock),
+        }
         for turn in range(args.rounds + 1):
-            for concurrency in args.concurrency:
-                prompts = make_prompts(concurrency)
-                ways: dict[str, tuple[Callable[[], int], CpuClock]] = {
-                    "transformers": (lambda p=prompts: transformers_run(language_model, p, args), time.process_time),
-                    "in_process": (lambda p=prompts: engine_run(engine, p, args), time.process_time),
-                    "http": (lambda p=prompts: http_run(url, p, args), clock),
-                }
-                for way, (run, cpu_clock) in ways.items():
-                    rate = timed(run, cpu_clock)
+            for work in works(args.concurrency, args.new_tokens):
+                for way, (run, clock) in ways.items():
+                    rate = timed(run, work, clock)
                     if turn > 0:  # the first turn warms up
-                        rates.setdefault(f"{way}_{concurrency}", []).append(rate)
+                        rates.setdefault(f"{way}_{work.name}", []).append(rate)
     engine.stop()
     return make_report(rates, args)
 
 
-def make_prompts(count: int) -> Prompts:
+def works(concurrencies: list[int], new_tokens: int) -> list[Work]:
+    """Even work at each concurrency, and uneven work at the largest."""
+    largest = max(concurrencies)
+    generator = random.Random(0)
+    lengths = [generator.randint(max(1, new_tokens // 8), new_tokens) for _ in range(2 * largest)]
+    even = [Work(f"even_{count}", make_prompts(count), [new_tokens] * count, count) for count in concurrencies]
+    return [*even, Work(f"uneven_{largest}", make_prompts(2 * largest), lengths, largest)]
+
+
+def make_prompts(count: int) -> list[list[int]]:
     """Prompts of 16 to 31 random byte tokens."""
     generator = random.Random(count)
     return [[generator.randrange(256) for _ in range(16 + index % 16)] for index in range(count)]
 
 
-def timed(run: Callable[[], int], cpu_clock: CpuClock) -> tuple[float, float]:
+def timed(run: Way, work: Work, cpu_clock: CpuClock) -> tuple[float, float]:
     """Tokens per second of wall time and per CPU-second of one run."""
     wall, cpu = time.perf_counter(), cpu_clock()
-    tokens = run()
+    tokens = run(work)
     return tokens / (time.perf_counter() - wall), tokens / max(cpu_clock() - cpu, 1e-9)
 
 
-def transformers_run(language_model: LanguageModel, prompts: Prompts, args: argparse.Namespace) -> int:
-    """`generate` with the log-probability of each sampled token; returns the number of tokens."""
-    model: PreTrainedModel = language_model.model
+def transformers_run(language_model: LanguageModel, work: Work) -> int:
+    """`generate` with the log-probability of each sampled token, batch by batch."""
+    for begin in range(0, len(work.prompts), work.concurrency):
+        batch = slice(begin, begin + work.concurrency)
+        generate_batch(language_model.model, work.prompts[batch], max(work.lengths[batch]))
+    return sum(work.lengths)
+
+
+@torch.inference_mode()
+def generate_batch(model: Any, prompts: list[list[int]], new_tokens: int) -> torch.Tensor:
+    """Log-probabilities [prompts, new_tokens] of sampled tokens."""
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    with torch.inference_mode():
-        output = model.generate(
-            input_ids=tokens,
-            attention_mask=mask,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=args.new_tokens,
-            min_new_tokens=args.new_tokens,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        sampled = output.sequences[:, longest:]
-        scores = torch.stack(output.scores, dim=1)
-        scores.log_softmax(-1).gather(-1, sampled[..., None])
-    return int(sampled.numel())
+    output = model.generate(
+        input_ids=tokens,
+        attention_mask=mask,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    sampled = output.sequences[:, longest:]
+    return torch.stack(output.scores, dim=1).log_softmax(-1).gather(-1, sampled[..., None]).squeeze(-1)
 
 
-def engine_run(engine: Engine, prompts: Prompts, args: argparse.Namespace) -> int:
-    """The engine without HTTP; returns the number of tokens."""
-    params = SamplingParams(max_new_tokens=args.new_tokens, ignore_eos=True)
-    return sum(len(output.output_ids) for output in engine.generate(prompts, params))
+def engine_run(engine: Engine, work: Work) -> int:
+    """The engine without HTTP."""
+    futures: list[Future[Output]] = [Future() for _ in work.prompts]
+    requests = [
+        engine.make_request(prompt, SamplingParams(max_new_tokens=length, ignore_eos=True), str(index), future)
+        for index, (prompt, length, future) in enumerate(zip(work.prompts, work.lengths, futures, strict=True))
+    ]
+    engine.submit(requests)
+    return sum(len(future.result().output_logprobs) for future in futures)
 
 
-def http_run(url: str, prompts: Prompts, args: argparse.Namespace) -> int:
-    """One request a prompt, all at once, through the router; returns the number of tokens."""
-    return asyncio.run(_http_run(url, prompts, args.new_tokens))
+def http_run(url: str, work: Work) -> int:
+    """One request a prompt, all at once, through the router."""
+    return asyncio.run(post_all(url, work))
 
 
-async def _http_run(url: str, prompts: Prompts, new_tokens: int) -> int:
-    params = {"max_new_tokens": new_tokens, "ignore_eos": True, "temperature": 1.0}
+async def post_all(url: str, work: Work) -> int:
+    """Send every prompt and count the tokens that come back."""
     timeout = aiohttp.ClientTimeout(total=600)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
-        async def one(prompt: list[int]) -> int:
+        async def one(prompt: list[int], length: int) -> int:
+            params = {"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0}
             body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
             async with session.post(f"{url}/generate", json=body) as response:
                 response.raise_for_status()
-                answer = await response.json()
+                answer = orjson.loads(await response.read())
             return len(answer["meta_info"]["output_token_logprobs"])
 
-        return sum(await asyncio.gather(*[one(prompt) for prompt in prompts]))
+        return sum(await asyncio.gather(*map(one, work.prompts, work.lengths)))
 
 
 @contextmanager
@@ -209,7 +249,7 @@ def cpu_seconds(pid: int) -> float:
     """CPU time a process and its children have spent so far."""
     process = psutil.Process(pid)
     spent = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(times.user + times.system for times in spent)
+    return float(sum(times.user + times.system for times in spent))
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 120.0) -> None:
@@ -238,7 +278,7 @@ def free_port() -> int:
 
 
 def make_report(rates: dict[str, list[tuple[float, float]]], args: argparse.Namespace) -> dict[str, object]:
-    """Medians of the rates, their ratios to transformers, and a table on the way."""
+    """Medians of the rates and their ratios to transformers; prints them as a table on the way."""
     report: dict[str, object] = {
         "benchmark": "engine",
         "new_tokens": args.new_tokens,
@@ -246,19 +286,16 @@ def make_report(rates: dict[str, list[tuple[float, float]]], args: argparse.Name
         "num_threads": args.num_threads,
         "cpus": os.cpu_count(),
     }
-    print(f"{'':>18} {'tok/s wall':>12} {'x':>6} {'tok/CPU-s':>12} {'x':>6}")
-    for name, values in rates.items():
-        way, concurrency = name.rsplit("_", 1)
-        wall, cpu = (statistics.median(column) for column in zip(*values, strict=True))
-        baseline = rates[f"transformers_{concurrency}"]
-        wall_ratio = wall / statistics.median(rate for rate, _ in baseline)
-        cpu_ratio = cpu / statistics.median(rate for _, rate in baseline)
-        print(f"{name:>18} {wall:12.0f} {wall_ratio:6.1f} {cpu:12.0f} {cpu_ratio:6.1f}")
-        report[f"{name}_tokens_per_s"] = round(wall)
-        report[f"{name}_tokens_per_cpu_s"] = round(cpu)
+    medians = {name: tuple(map(statistics.median, zip(*values, strict=True))) for name, values in rates.items()}
+    print(f"{'':>24} {'tok/s wall':>12} {'x':>6} {'tok/CPU-s':>12} {'x':>6}")
+    for name, (wall, cpu) in medians.items():
+        way = next(way for way in ("transformers", "in_process", "http") if name.startswith(way))
+        base_wall, base_cpu = medians[name.replace(way, "transformers", 1)]
+        print(f"{name:>24} {wall:12.0f} {wall / base_wall:6.1f} {cpu:12.0f} {cpu / base_cpu:6.1f}")
+        report[f"{name}_tokens_per_s"], report[f"{name}_tokens_per_cpu_s"] = round(wall), round(cpu)
         if way != "transformers":
-            report[f"{name}_wall_ratio"] = round(wall_ratio, 2)
-            report[f"{name}_cpu_ratio"] = round(cpu_ratio, 2)
+            report[f"{name}_wall_ratio"] = round(wall / base_wall, 2)
+            report[f"{name}_cpu_ratio"] = round(cpu / base_cpu, 2)
     return report
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from slime_core.cluster import reaper
 from slime_core.cluster.actors import EngineActor, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
 from slime_core.errors import ClusterError, SlimeError
@@ -39,6 +44,7 @@ class Cluster:
         self._engines: list[Any] = []
         self._trainers: list[Any] = []
         self._manager: Any = None
+        self._reaper: subprocess.Popen[str] | None = None
         try:
             self._start()
         except BaseException:
@@ -95,12 +101,18 @@ class Cluster:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.communicate("done\n")
+            self._reaper = None
 
     # --- start --------------------------------------------------------------------------------------------------------
     def _start(self) -> None:
         args = self._args
         layout_size = len(plan(args, use_gpus=False).bundles)
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         _start_ray(args, layout_size)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler would abort without cleaning up
+        self._reaper = _start_reaper()
         device = choose_device(args, ray.cluster_resources().get("GPU", 0))
         layout = plan(args, use_gpus=device == "cuda")
         group = placement_group(layout.bundles, strategy="PACK")
@@ -158,6 +170,20 @@ class Cluster:
                 f"a process of the run died: {_first_line(error)} Logs are in {self._run_dir / 'logs'} and in Ray's "
                 "session directory; --resume goes on from the last checkpoint."
             ) from None
+
+
+def _start_reaper() -> subprocess.Popen[str]:
+    """A process that ends those of this Ray, should this process be killed; actors end with Ray."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+    for process in psutil.Process().children(recursive=True):
+        if process.pid != watcher.pid and watcher.stdin is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                watcher.stdin.write(f"{process.pid} {process.create_time()!r}\n")
+    if watcher.stdin is not None:
+        watcher.stdin.flush()
+    return watcher
 
 
 def _raise_first_error(calls: Sequence[Any]) -> None:

@@ -53,14 +53,14 @@ def round_line(step: int, metrics: dict[str, Any], rewards: Sequence[float]) -> 
 
     `rewards` are those of the last rounds, this one included.
     """
-    line = Text(f"step {step:>4}", style="bold")
+    line = Text().append(f"step {step:>4}", "bold")
     if "reward/mean" in metrics:
         _add(line, "reward", f"{metrics['reward/mean']:.3f}", "bold")
         line.append_text(trend(rewards)).append(f" {sparkline(rewards):<{NUM_SPARKS}}", "cyan")
     for label, name, form in (
         ("length", "rollout/response_length_mean", "{:.1f}"),
-        ("loss", "train/loss", "{:.4f}"),
-        ("tok/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
+        ("loss", "train/loss", "{: .4f}"),
+        ("tok/s", "perf/rollout_tokens_per_s", "{:>6,.0f}"),
     ):
         if metrics.get(name) is not None:
             _add(line, label, form.format(metrics[name]))
@@ -77,7 +77,7 @@ def round_line(step: int, metrics: dict[str, Any], rewards: Sequence[float]) -> 
 def eval_line(step: int, dataset: str, metrics: dict[str, Any]) -> Text:
     """`step 12  eval heldout 0.945  pass@4 0.970  length 21.3`."""
     prefix = f"eval/{dataset}/"
-    line = Text(f"step {step:>4}", style="bold")
+    line = Text().append(f"step {step:>4}", "bold")
     _add(line, f"eval {dataset}", f"{metrics[f'{prefix}mean']:.3f}", "bold magenta")
     for name in metrics:
         if name.startswith(f"{prefix}pass@") and not name.endswith("@1"):

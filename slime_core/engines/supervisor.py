@@ -3,9 +3,11 @@
     python supervisor.py COMMAND ARG...
 
 Standard input is a pipe whose other end the asking process holds and never writes to: when that process exits, however
-it ends, the pipe closes. Run as a file, so that it imports nothing but the standard library.
+it ends, the pipe closes. Should the supervisor itself be killed, the kernel kills the server (Linux). Run as a file, so
+that it imports nothing but the standard library.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,13 +15,16 @@ import sys
 import threading
 from types import FrameType
 
+PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0
 """How long the server may take to stop before it is killed."""
 
 
 def main(command: list[str]) -> int:
     """Exit with the server's own code."""
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    server = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_supervisor
+    )
     stopping = threading.Event()
 
     def stop() -> None:
@@ -44,6 +49,12 @@ def main(command: list[str]) -> int:
     _kill_group(server.pid)
     sys.stdout.flush()
     os._exit(code if code >= 0 else 128 - code)
+
+
+def _die_with_supervisor() -> None:
+    """Runs in the server before its command starts; nothing else runs in the supervisor yet."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_group(leader: int) -> None:

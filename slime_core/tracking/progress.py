@@ -82,6 +82,7 @@ class Progress:
         self._shown.remove(task)
         live.remove_task(task)
         self._show_last(live, visible=True)
+        live.refresh()
 
     def _show_last(self, live: bars.Progress, visible: bool) -> None:
         if self._shown:
@@ -91,16 +92,21 @@ class Progress:
 def _bars(console: Console) -> bars.Progress:
     return bars.Progress(
         bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
+        bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(bar_width=24),
         bars.TaskProgressColumn(text_format="{task.completed:.0f}/{task.total:.0f}", text_format_no_percentage=""),
         bars.TimeElapsedColumn(),
-        bars.TextColumn("[dim]{task.fields[fields]}"),
+        bars.TextColumn("{task.fields[fields]}", style="dim", markup=False),
         console=console,
         transient=True,
     )
 
 
 def _fields(values: dict[str, float | str]) -> str:
-    shown = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]
-    return "  ".join(shown)
+    return "  ".join(f"{name} {_shown(value)}" for name, value in values.items())
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value == int(value) else f"{value:.3f}"

@@ -77,14 +77,22 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def truncate_metrics(directory: Path, step: int) -> None:
-    """Cut the rows of `step` and later, which a run resumed at `step` will write again. No file: nothing to do."""
+    """Cut the rows that a run resumed at `step` leaves behind or writes again; without a file there are none.
+
+    These are the rounds from `step` on, and the evaluations after it: the one of `step` itself was made with the very
+    weights that the run goes on from.
+    """
     path = directory / METRICS_FILE
     if not path.exists():
         return
-    kept = [row for row in read_metrics(directory) if row["step"] < step]
+    kept = [row for row in read_metrics(directory) if row["step"] < step + _is_evaluation(row)]
     temporary = path.with_suffix(".jsonl.new")
     temporary.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in kept))
     os.replace(temporary, path)
+
+
+def _is_evaluation(row: dict[str, Any]) -> bool:
+    return any(name.startswith("eval/") for name in row)
 
 
 def draw_chart(directory: Path) -> Path | None:

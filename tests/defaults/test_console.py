@@ -30,7 +30,7 @@ def test_a_round_is_one_line(tracker, capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert out.startswith("step   12  reward 0.731")
-    assert out.endswith("  length 21.3  loss -0.0123  tok/s 4,200  rollout 1.2s  step 2.0s\n")
+    assert out.endswith("  length 21.3  loss -0.0123  tok/s  4,200  rollout 1.2s  step 2.0s\n")
 
 
 def test_the_next_round_says_how_far_the_reward_moved(tracker, capsys):
@@ -76,7 +76,7 @@ def test_a_row_of_timings_alone_prints_nothing(tracker, capsys):
 
 def test_training_without_rewards_has_a_line(tracker, capsys):
     tracker.log_metrics(step=0, metrics={"train/loss": 2.5})
-    assert "loss 2.5000" in capsys.readouterr().out
+    assert "loss  2.5000" in capsys.readouterr().out
 
 
 def test_away_from_a_terminal_there_are_no_escape_codes(tracker, capsys):

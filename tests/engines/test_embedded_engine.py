@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from slime_core.engines.embedded.engine import Engine
 from slime_core.engines.embedded.language_model import LanguageModel
+from slime_core.engines.embedded.prefill import first_of_each, prefill_groups
 from slime_core.engines.embedded.request import Output, Request, SamplingParams
-from slime_core.engines.embedded.scheduler import first_of_each, prefill_groups
+from slime_core.engines.embedded.scheduler import Scheduler
 
 WaitUntil = Callable[..., None]
 EOS = 257
@@ -142,18 +143,14 @@ def test_a_prompt_longer_than_a_prefill_chunk(language_model: LanguageModel, mon
 
 
 def test_memory_bounds_how_many_run_together(language_model: LanguageModel) -> None:
-    room_for_two = 2 * 60 * language_model.kv_token_bytes
-    engine = Engine(language_model, max_kv_bytes=room_for_two)
-    most: list[int] = []
-    engine._deliver = lambda finished: (
-        most.append(len(engine._scheduler.batch) + len(finished))
-        or [request.reply.set_result(output) for request, output in finished]
-    )
-    engine.start()
-    outputs = engine.generate(prompts_of([10] * 6), SamplingParams(max_new_tokens=50, ignore_eos=True))
-    engine.stop()
-    assert [len(output.output_ids) for output in outputs] == [50] * 6
-    assert max(most) <= 2
+    scheduler = Scheduler(language_model, max_rows=16, max_kv_bytes=2 * 60 * language_model.kv_token_bytes)
+    scheduler.waiting.extend(make_request(prompt, limit=50) for prompt in prompts_of([10] * 6))
+    together = []
+    while scheduler.has_work():
+        scheduler.step()
+        together.append(len(scheduler.batch))
+    assert max(together) == 2
+    assert [len(output.output_ids) for _, output in scheduler.take_finished()] == [50] * 6
 
 
 def test_abort_returns_what_was_generated(engine: Engine, wait_until: WaitUntil) -> None:
@@ -225,6 +222,16 @@ def test_a_model_of_nan_answers_with_an_error(language_model: LanguageModel) -> 
     assert "not finite" in output.finish_reason["message"]
 
 
+def test_a_forward_that_breaks_answers_everybody_and_shows_in_the_health(language_model: LanguageModel) -> None:
+    language_model.model.model.norm.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    engine = Engine(language_model, max_rows=4)
+    engine.start()
+    outputs = engine.generate(prompts_of([3, 90, 5, 6, 7, 8]), SamplingParams(max_new_tokens=4))
+    engine.stop()
+    assert {output.finish_reason["status_code"] for output in outputs} == {500}
+    assert engine.failure is not None and "RuntimeError" in engine.failure
+
+
 def test_hammer_of_threads_and_aborts_leaves_nothing_behind(engine: Engine) -> None:
     generator = random.Random(1)
     results: list[Output] = []
@@ -260,7 +267,7 @@ def test_hammer_of_threads_and_aborts_leaves_nothing_behind(engine: Engine) -> N
 
 
 def make_request(prompt: list[int], limit: int = 10, logprob_start: int | None = None) -> Request:
-    return Request("", prompt, SamplingParams(), limit, 0, logprob_start=logprob_start)
+    return Request("", prompt, SamplingParams(ignore_eos=True), limit, 0, logprob_start=logprob_start)
 
 
 def test_prefill_groups_hold_similar_lengths_of_one_kind() -> None:

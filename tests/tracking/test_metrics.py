@@ -1,5 +1,7 @@
 import math
+import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,3 +157,18 @@ def test_phase_times_and_speeds():
 
 def test_a_speed_needs_its_phase():
     assert perf_metrics({"step": 1.0}, rollout_tokens=5) == {"perf/step_s": 1.0}
+
+
+def documented_names() -> list[str]:
+    """The names in docs/metrics.md as patterns, where `<anything>` stands for a name."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    names = re.findall(r"^\| (`.+?`) \|", page, flags=re.MULTILINE)
+    return [re.sub("<.+?>", ".+", re.escape(name)) for row in names for name in re.findall("`(.+?)`", row)]
+
+
+def test_every_name_is_documented():
+    group = [make_sample("a", prompt="b", reward=1.0, rewards={"math": 1.0}), make_sample(reward=0.0)]
+    metrics = rollout_metrics([group], dropped={"zero_std_1": 1}, failed={"math": 1}) | eval_metrics("heldout", [group])
+    metrics |= perf_metrics({"rollout": 1.0, "train": 1.0, "step": 2.0}, rollout_tokens=1, train_tokens=1)
+    patterns = documented_names()
+    assert [name for name in metrics if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []

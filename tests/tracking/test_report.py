@@ -91,13 +91,21 @@ def test_missing_metrics_name_the_tracker_that_writes_them(tmp_path):
 
 
 @given(steps=st.lists(st.integers(0, 9), max_size=12), cut=st.integers(0, 10))
-def test_truncating_keeps_exactly_the_earlier_rows(tmp_path_factory, steps: list[int], cut: int):
+def test_truncating_keeps_exactly_the_earlier_rounds(tmp_path_factory, steps: list[int], cut: int):
     directory = tmp_path_factory.mktemp("run")
     rows = [{"step": step, "row": number} for number, step in enumerate(steps)]
     write_rows(directory, *rows, tail='{"step": 0, "cut')
     truncate_metrics(directory, cut)
     assert read_metrics(directory) == [row for row in rows if row["step"] < cut]
     assert [p.name for p in directory.iterdir()] == ["metrics.jsonl"]
+
+
+def test_truncating_keeps_the_evaluation_of_the_weights_that_the_run_goes_on_from(tmp_path):
+    evaluations = [{"step": step, "eval/heldout/mean": 0.5} for step in (0, 2, 4)]
+    rounds = [{"step": step, "reward/mean": 0.5} for step in range(4)]
+    write_rows(tmp_path, *rounds, *evaluations)
+    truncate_metrics(tmp_path, 2)
+    assert read_metrics(tmp_path) == [*rounds[:2], *evaluations[:2]]
 
 
 def test_truncating_without_a_file_does_nothing(tmp_path):

@@ -136,6 +136,15 @@ def test_logprob_difference_is_that_of_the_first_policy(steps, make_trainer, mod
     assert metrics["train/logprob_abs_diff_max"] == pytest.approx(max(off), rel=1e-4)
 
 
+def test_under_rollout_logprobs_the_difference_is_measured_in_the_first_step(make_trainer, samples, shard_of):
+    made = samples(12)
+    flags = ("--use-rollout-logprobs", "--lr", "1e-2")
+    several = make_trainer(*flags).train(0, shard_of(made, step_ends=[4, 12]))
+    first_alone = make_trainer(*flags).train(0, shard_of(made[:4]))
+    for name in ("train/logprob_abs_diff", "train/logprob_abs_diff_max"):
+        assert several[name] == pytest.approx(first_alone[name], rel=1e-5)
+
+
 def test_a_round_without_trained_tokens_updates_nothing(make_trainer, samples, shard_of, tmp_path):
     made = samples(4)
     for sample in made:

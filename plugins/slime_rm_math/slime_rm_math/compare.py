@@ -8,6 +8,9 @@ from slime_rm_math.number import parse_number
 from slime_rm_math.spelling import respell
 from slime_rm_math.symbolic import same_value
 
+MAX_LENGTH = 2000
+"""Longer texts, in characters, are equal only as they are."""
+
 MAX_ITEMS = 16
 """Longer lists are compared by spelling only; every pair of items may cost a symbolic comparison."""
 
@@ -21,6 +24,8 @@ def same_answer(answer: str, label: str) -> bool:
     left, right = parse_number(answer), parse_number(label)
     if left is not None and right is not None:
         return left.equals(right)
+    if len(answer) > MAX_LENGTH or len(label) > MAX_LENGTH:
+        return False
     spelled, truth = respell(answer), respell(label)
     return spelled.agrees_with(truth) and _same_text(spelled.text, truth.text)
 

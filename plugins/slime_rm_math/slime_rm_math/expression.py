@@ -9,11 +9,11 @@ atom     = number | symbol | constant | function argument | fraction | root | br
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-MAX_CHARACTERS = 200
+from slime_rm_math.tokens import FUNCTIONS, Token, Unparsable
+
 MAX_DEPTH = 24
 MAX_COST = 4096
 """Largest size, in bits, that exact evaluation at a small rational point may reach."""
@@ -27,35 +27,9 @@ SYMBOL_COST = 8
 SYMBOLIC_POWER = 64
 """What a power with a symbol in its exponent is taken for."""
 
-Token: TypeAlias = str
-
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[a-zA-Z]+|\\[{}]|[a-zA-Z]+|\*\*|[-+*/^_(){}\[\]|!]", re.ASCII)
-_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan")
-_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi"})
-_GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "theta",
-        "lambda",
-        "mu",
-        "phi",
-        "psi",
-        "omega",
-        "sigma",
-        "tau",
-        "rho",
-    ]
-)
+_GREEK = frozenset(["alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "phi", "psi", "omega"])
 _BRACKETS = {"(": ")", "{": "}", "[": "]", "|": "|"}
 _STARTS = frozenset({"(", "{", "[", "\\frac", "\\sqrt"})
-
-
-class Unparsable(ValueError):
-    """The text is no expression this parser reads, or would cost too much."""
 
 
 class Sized(NamedTuple):
@@ -63,36 +37,6 @@ class Sized(NamedTuple):
 
     value: Any
     cost: int
-
-
-def tokenize(text: str) -> list[Token]:
-    r"""Split an expression; words come as commands (`pi` as `\pi`), up to three other letters as single symbols.
-
-    Raises:
-        Unparsable: on anything else, before SymPy is loaded.
-    """
-    if len(text) > MAX_CHARACTERS:
-        raise Unparsable("too long")
-    tokens: list[Token] = []
-    position = 0
-    while position < len(text):
-        if text[position] == " ":
-            position += 1
-            continue
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise Unparsable(f"no token at {text[position : position + 10]!r}")
-        tokens += _letters(match[0]) if match[0].isalpha() else [match[0]]
-        position = match.end()
-    return tokens
-
-
-def _letters(word: str) -> list[Token]:
-    if word in _WORDS:
-        return [f"\\{word}"]
-    if len(word) > 3:
-        raise Unparsable(f"the word {word!r}")
-    return list(word)
 
 
 def parse(tokens: Sequence[Token]) -> Any:
@@ -228,7 +172,7 @@ class _Parser:
             return self.divide(self.braced(), self.braced())
         if name == "sqrt":
             return self.root()
-        if name in _FUNCTIONS:
+        if name in FUNCTIONS:
             return self.function(name)
         raise Unparsable(f"the command {name!r}")
 

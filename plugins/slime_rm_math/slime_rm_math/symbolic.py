@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from slime_rm_math.expression import Token, Unparsable, parse, tokenize
+from slime_rm_math.expression import parse
+from slime_rm_math.tokens import Token, Unparsable, tokenize
 
 DIGITS = 80
 """Working precision of the numerical comparison, in decimal digits."""

@@ -34,13 +34,18 @@ class Corpus:
 
     def search(self, query: str, num_results: int) -> list[str]:
         """The texts of at most `num_results` documents, best first: one whose key is the query, then by BM25."""
-        # bm25s does not take an empty query
-        scores: Any = self._index.get_scores(words(query) or [""])
-        ranked = [int(i) for i in np.argsort(-scores, kind="stable")[: num_results + 1] if scores[i] > 0]
+        ranked = self._ranked(words(query), num_results + 1)
         exact = self._position.get(query.strip().casefold())
         if exact is not None:
             ranked = [exact, *(i for i in ranked if i != exact)]
         return [self._documents[i].shown for i in ranked[:num_results]]
+
+    def _ranked(self, query: list[str], num_results: int) -> list[int]:
+        """Positions of the documents that share a word with the query, best first."""
+        if not query:
+            return []
+        scores: Any = self._index.get_scores(query)
+        return [int(i) for i in np.argsort(-scores, kind="stable")[:num_results] if scores[i] > 0]
 
 
 def words(text: str) -> list[str]:

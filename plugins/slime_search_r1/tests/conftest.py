@@ -6,7 +6,6 @@ import pytest
 @pytest.fixture
 def corpus_file(tmp_path):
     path = tmp_path / "corpus.jsonl"
-    path.write_text(
-        json.dumps({"key": "tea", "text": "kettle"}) + "\n" + json.dumps({"key": "ink", "text": "pen"}) + "\n"
-    )
+    rows = [{"key": "tea", "text": "kettle"}, {"key": "ink", "text": "pen"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -17,14 +17,11 @@ def make_plugin(corpus_file):
     return build
 
 
-async def run(
-    plugin: SearchR1, engine: ScriptedEngine, max_new_tokens: int = 200, sample: Sample | None = None
-) -> Sample:
+async def run(plugin, engine: ScriptedEngine, max_new_tokens: int = 200, sample: Sample | None = None) -> Sample:
     if sample is None:
         sample = Sample(prompt="what?", tokens=np.array(engine.tokenizer.encode("what?"), np.int32))
-    (finished,) = await plugin.generate(
-        engine=engine, sample=sample, sampling_params={"max_new_tokens": max_new_tokens}
-    )
+    params = {"max_new_tokens": max_new_tokens}
+    (finished,) = await plugin.generate(engine=engine, sample=sample, sampling_params=params)
     return finished
 
 

@@ -28,9 +28,11 @@ SAYS = {
 
 VOCABULARY = ["<end>", "<unknown>", "<information>", "</search>", "</answer>", *SAYS]
 
+ANSWER = ["<answer>", "kettle", "</answer>"]
+
 
 def save_model(directory: Path) -> None:
-    """A model of one layer that adds nothing: each token's embedding is its own direction, the head maps it to the next."""
+    """A model whose one layer adds nothing: an embedding is its token's own direction, the head maps it to the next."""
     ids = {word: number for number, word in enumerate(VOCABULARY)}
     size = 16
     model = Qwen3ForCausalLM(
@@ -88,17 +90,7 @@ async def test_two_turns_against_the_embedded_engine(engine_url, model_dir, corp
     async with EngineClient(engine_url, tokenizer=tokenizer, concurrency=64, timeout_s=60) as client:
         params = {"temperature": 0.0, "max_new_tokens": 32, "stop": []}
         (sample,) = await plugin.generate(engine=client, sample=sample, sampling_params=params)
-    said = [
-        "<search>",
-        "tea",
-        "</search>",
-        "<information>",
-        "kettle",
-        "</information>",
-        "<answer>",
-        "kettle",
-        "</answer>",
-    ]
+    said = ["<search>", "tea", "</search>", "<information>", "kettle", "</information>", *ANSWER]
     assert sample.status is Status.COMPLETED
     assert tokenizer.convert_ids_to_tokens(sample.tokens[sample.prompt_length :].tolist()) == said
     assert sample.loss_mask.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]

@@ -235,7 +235,7 @@ class Engine:
         old, self._scheduler = self._scheduler, self._new_scheduler()
         self._scheduler.weight_version = version = old.weight_version
         output = Output([], [], abort_reason(f"the engine failed: {message}", 500), version, [], time.time())
-        lost = [(request, output) for request in (*old.batch.requests, *old.waiting)]
+        lost = [(request, output) for request in old.unanswered()]
         self._deliver(old.take_finished() + lost)
 
     def _can_step(self) -> bool:

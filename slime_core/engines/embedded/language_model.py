@@ -33,6 +33,7 @@ class LanguageModel:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None):
         self.model = model.requires_grad_(False).train(False)
+        self.dtype: torch.dtype = model.dtype  # kept, as the model's property walks over its parameters
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size = int(self.config.vocab_size)
@@ -41,12 +42,6 @@ class LanguageModel:
         self.layer_types = _layer_types(self.config)
         self.window = getattr(self.config, "sliding_window", None)
         self.kv_token_bytes = 0  # keys and values of one token over all layers, measured by self_check
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     @torch.inference_mode()
     def forward(

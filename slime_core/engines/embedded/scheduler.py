@@ -14,17 +14,22 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from slime_core.engines.embedded.batch import RunningBatch, abort_reason
 from slime_core.engines.embedded.detokenize import matched_stop, tail_length
 from slime_core.engines.embedded.language_model import LanguageModel
+from slime_core.engines.embedded.prefill import (
+    first_of_each,
+    prefill_groups,
+    right_aligned,
+    store_prompt_logprobs,
+    token_logprobs,
+)
 from slime_core.engines.embedded.request import Output, Request
 from slime_core.engines.embedded.sampling import sample
 from slime_core.engines.embedded.slot_cache import SlotCache
 
-PREFILL_TOKENS = 8192  # padded tokens a prefill forward, at most
 PREFILL_NUMBERS = 2**25  # numbers in its mask or its logits, at most (128 MiB in fp32)
 JOIN_STEPS = 4  # decode steps for which newcomers gather before they join a large batch, at most
 JOIN_SHARE = 8  # they join at once when they are as many as the running rows divided by this
@@ -44,6 +49,7 @@ class Scheduler:
         self.cache = SlotCache()
         self.batch = RunningBatch(max_rows, language_model.vocab_size, language_model.eos_ids)
         self.waiting: deque[Request] = deque()
+        self.joining: list[Request] = []  # taken from the queue, not all prefilled yet
         self.finished: list[Finished] = []
         self.weight_version = "default"
         self.admitting = True
@@ -56,10 +62,11 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit and prefill what fits, else decode one token for every running request; ended ones go to `finished`."""
-        joined = self._admit() if self.admitting else []
-        if joined:
+        self.joining = self._admit() if self.admitting else []
+        if self.joining:
             self._steps_since_join = 0
-            self._prefill(joined)
+            self._prefill(self.joining)
+            self.joining = []
         else:
             self._steps_since_join += 1
             self._decode()
@@ -69,6 +76,11 @@ class Scheduler:
         """Hand out the requests that ended since the last call."""
         finished, self.finished = self.finished, []
         return finished
+
+    def unanswered(self) -> list[Request]:
+        """Every request that has not ended, wherever it is; also right after a step that raised."""
+        requests = (*self.batch.requests, *self.joining, *self.waiting)
+        return list({id(request): request for request in requests}.values())
 
     # -- admission -------------------------------------------------------------------------------------------------
 
@@ -126,9 +138,9 @@ class Scheduler:
             )
             if scoring:
                 following = tokens[:, begin + 1 : columns.stop + 1]
-                scores.append(_token_logprobs(logits[:, : following.shape[1]], following))
+                scores.append(token_logprobs(logits[:, : following.shape[1]], following))
         if scoring:
-            _store_prompt_logprobs(group, torch.cat(scores, dim=1)[sources])
+            store_prompt_logprobs(group, torch.cat(scores, dim=1)[sources])
         self.cache.fan_out(start + sources[rows:], start + rows, length)
         self.batch.length[start:stop] = (positions >= 0).sum(dim=1)[sources].numpy()
         if group[0].limit > 0:
@@ -246,72 +258,3 @@ class Scheduler:
         self.weight_version = version
         for row, request in enumerate(self.batch.requests):
             request.mark_version(version, int(self.batch.count[row]))
-
-
-def prefill_groups(requests: list[Request]) -> list[list[Request]]:
-    """Group requests of similar length, scoring ones and such that generate nothing apart, within a token budget."""
-    groups: list[list[Request]] = []
-    kind: tuple[bool, bool] | None = None
-    shortest = 0
-    for request in sorted(requests, key=_kind_and_length):
-        length = len(request.prompt) + len(request.output_ids)
-        group = groups[-1] if groups and kind == _kind(request) else None
-        if group is None or length > 2 * shortest + 16 or (len(group) + 1) * length > PREFILL_TOKENS:
-            groups.append([request])
-            kind, shortest = _kind(request), length
-        else:
-            group.append(request)
-    return groups
-
-
-def first_of_each(group: list[Request]) -> tuple[list[Request], torch.Tensor]:
-    """Reorder a group so that one request of each distinct token list comes first, then their doubles.
-
-    Returns the reordered group, and for each of its members [n] the place of the first one with its tokens.
-    """
-    places: dict[tuple[int, ...], int] = {}
-    firsts: list[Request] = []
-    doubles: list[tuple[Request, int]] = []
-    for request in group:
-        tokens = (*request.prompt, *request.output_ids)
-        place = places.setdefault(tokens, len(firsts))
-        if place == len(firsts):
-            firsts.append(request)
-        else:
-            doubles.append((request, place))
-    sources = [*range(len(firsts)), *(place for _, place in doubles)]
-    return firsts + [request for request, _ in doubles], torch.tensor(sources)
-
-
-def _kind(request: Request) -> tuple[bool, bool]:
-    return request.wants_prompt_logprobs, request.limit == 0
-
-
-def _kind_and_length(request: Request) -> tuple[bool, bool, int]:
-    return *_kind(request), len(request.prompt) + len(request.output_ids)
-
-
-def right_aligned(sequences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Left-pad token lists; returns tokens and positions [rows, longest], both padded with 0 and -1."""
-    longest = max(len(sequence) for sequence in sequences)
-    tokens = np.zeros((len(sequences), longest), dtype=np.int64)
-    for row, sequence in enumerate(sequences):
-        tokens[row, longest - len(sequence) :] = sequence
-    starts = np.array([longest - len(sequence) for sequence in sequences])
-    positions: npt.NDArray[np.int64] = np.maximum(np.arange(longest)[None, :] - starts[:, None], -1)
-    return torch.from_numpy(tokens), torch.from_numpy(positions)
-
-
-def _token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [rows, n] at temperature 1 of tokens [rows, n] under the logits [rows, n, V] before them."""
-    logits = logits.float()
-    chosen = logits.gather(-1, tokens[..., None]).squeeze(-1)
-    return chosen - torch.logsumexp(logits, dim=-1)
-
-
-def _store_prompt_logprobs(group: list[Request], scores: torch.Tensor) -> None:
-    """Give each request the log-probabilities of its prompt after `logprob_start`; scores: [rows, longest - 1]."""
-    for row, request in enumerate(group):
-        # the last len - 1 columns belong to the row; a retracted request's generated tokens come after its prompt
-        own = scores[row, scores.shape[1] - (len(request.prompt) + len(request.output_ids) - 1) :]
-        request.prompt_logprobs = own[request.logprob_start : len(request.prompt) - 1].tolist()

@@ -1,0 +1,175 @@
+"""The client: SGLang's answers understood, faults retried, refusals passed on, concurrency limited."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+from tiny_model import byte_tokenizer
+
+from slime_core import EngineError, Status
+from slime_core.engines.client import EngineClient, parse_generation
+from slime_core.engines.process import LOOPBACK, free_port
+
+CAPTURES = Path(__file__).parent / "captures"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def captured(name: str) -> dict:
+    return json.loads((CAPTURES / f"{name}.json").read_text())["response"]
+
+
+@asynccontextmanager
+async def scripted_server(generate: Handler) -> AsyncIterator[str]:
+    """A stand-in for an engine whose /generate does what the test wants."""
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, LOOPBACK, port).start()
+    try:
+        yield f"http://{LOOPBACK}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def client_of(url: str, **options: float) -> EngineClient:
+    return EngineClient(url, tokenizer=byte_tokenizer(), **{"concurrency": 8, "timeout_s": 20.0, **options})
+
+
+@pytest.mark.parametrize("name", ["generate_greedy_logprob", "generate_greedy_logprob_0.5.9"])
+def test_tokens_and_logprobs_of_a_real_answer(name):
+    answer = captured(name)
+    generation = parse_generation(answer)
+    assert generation.tokens.tolist() == answer["output_ids"]
+    assert len(generation.logprobs) == 8 and (generation.logprobs < 0).all()
+    assert generation.weight_versions.tolist() == [0] * 8
+    assert (generation.status, generation.prompt_tokens) == (Status.TRUNCATED, 7)
+
+
+def test_finish_reasons_of_real_answers():
+    assert parse_generation(captured("gen_eos")).status is Status.COMPLETED
+    aborted = parse_generation(json.loads((CAPTURES / "abort_rid_x1.json").read_text())["response"])
+    assert aborted.status is Status.ABORTED and len(aborted.tokens) == len(aborted.logprobs) > 0
+
+
+def test_a_weight_update_in_the_middle_gives_two_spans():
+    answer = captured("generate_greedy_logprob")
+    answer["meta_info"]["weight_versions"] = [
+        {"version": "3", "start": 0, "end": 5},
+        {"version": "4", "start": 5, "end": 8},
+    ]
+    assert parse_generation(answer).weight_versions.tolist() == [3] * 5 + [4] * 3
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"text": "", "meta_info": {}}, {"text": "", "meta_info": {"finish_reason": None}}]
+)
+def test_an_answer_that_is_not_sglangs_is_refused(answer):
+    with pytest.raises(EngineError, match="the engine's answer is not SGLang's"):
+        parse_generation(answer)
+
+
+async def test_a_refusal_is_passed_on_at_once_with_the_servers_words():
+    calls = 0
+
+    async def refuse(request: web.Request) -> web.Response:
+        nonlocal calls
+        calls += 1
+        return web.json_response({"error": {"message": "The input (5000 tokens) is longer"}}, status=400)
+
+    async with scripted_server(refuse) as url, client_of(url) as client:
+        with pytest.raises(EngineError, match=r"refused a request \(HTTP 400: The input \(5000 tokens\) is longer\)"):
+            await client.generate([1], {})
+    assert calls == 1
+
+
+async def test_server_errors_cut_answers_and_broken_connections_are_retried():
+    rids = []
+
+    async def stumble(request: web.Request) -> web.StreamResponse:
+        rids.append((await request.json())["rid"])
+        match len(rids):
+            case 1:
+                return web.json_response({"error": {"message": "busy"}}, status=503)
+            case 2:
+                request.transport.close()
+                return web.Response()
+            case 3:
+                response = web.StreamResponse(headers={"Content-Length": "1000"})
+                await response.prepare(request)
+                await response.write(b'{"text": "')
+                request.transport.close()
+                return response
+            case 4:
+                return web.Response(text='{"text": "cut o')
+        return web.json_response(captured("generate_greedy_logprob"))
+
+    async with scripted_server(stumble) as url, client_of(url) as client:
+        generation = await client.generate(np.array([1, 2]), {"temperature": 0})
+    assert len(generation.tokens) == 8
+    assert len(set(rids)) == 5, "every try has a request id of its own"
+
+
+async def test_the_deadline_ends_retries_and_names_the_last_problem():
+    async def broken(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no available workers"}}, status=503)
+
+    async with scripted_server(broken) as url, client_of(url, timeout_s=1.0) as client:
+        started = time.monotonic()
+        with pytest.raises(EngineError, match="within 1 s; the last problem was HTTP 503: no available workers"):
+            await client.generate([1], {})
+    assert time.monotonic() - started < 5
+
+
+async def test_an_engine_that_never_answers_is_given_up():
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with scripted_server(hang) as url, client_of(url, timeout_s=0.5) as client:
+        with pytest.raises(EngineError, match="the last problem was TimeoutError"):
+            await client.generate([1], {})
+
+
+async def test_at_most_so_many_requests_are_under_way():
+    running, most = 0, 0
+
+    async def count(request: web.Request) -> web.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return web.json_response(captured("generate_greedy_logprob"))
+
+    async with scripted_server(count) as url, client_of(url, concurrency=3) as client:
+        await asyncio.gather(*(client.generate([1], {}) for _ in range(12)))
+    assert most == 3
+
+
+async def test_cancelling_disconnects_so_that_the_engine_can_stop():
+    disconnected = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        try:
+            while request.transport is not None and not request.transport.is_closing():
+                await asyncio.sleep(0.01)
+        finally:
+            disconnected.set()
+        return web.Response()
+
+    async with scripted_server(hang) as url, client_of(url) as client:
+        task = asyncio.create_task(client.generate([1], {}))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait_for(disconnected.wait(), 5)
+        assert client._slots._value == 8

@@ -1,0 +1,102 @@
+"""Server processes: errors with the log's end, and no life after the owner's death, however it died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_core import EngineError
+from slime_core.engines.process import LOOPBACK, ServerProcess, free_port, port_is_free
+from slime_core.engines.router import Router
+from slime_core.options import parse
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def pids_in(log: Path) -> list[int]:
+    until(lambda: len(log.read_text().split()) == 2 if log.exists() else False)
+    return [int(word) for word in log.read_text().split()]
+
+
+def until(condition, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.02)
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids)
+
+
+def test_stop_ends_a_stubborn_server_and_its_children(tmp_path):
+    server = ServerProcess("server", [sys.executable, "-c", STUBBORN], tmp_path / "log")
+    pids = pids_in(tmp_path / "log")
+    server.stop()
+    until(lambda: gone(pids))
+    assert server.exit_code() is not None
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_does_not_outlive_the_process_that_started_it(tmp_path, how):
+    owner_code = (
+        "import sys, time\nfrom pathlib import Path\nfrom slime_core.engines.process import ServerProcess\n"
+        f"ServerProcess('server', [sys.executable, '-c', {STUBBORN!r}], Path({str(tmp_path / 'log')!r}))\ntime.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", owner_code])
+    pids = pids_in(tmp_path / "log")
+    os.kill(owner.pid, how)
+    owner.wait()
+    until(lambda: gone(pids))
+    assert gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of this system cannot tie a child to its parent")
+def test_a_server_dies_with_a_killed_supervisor(tmp_path):
+    server = ServerProcess("server", [sys.executable, "-c", STUBBORN], tmp_path / "log")
+    pids = pids_in(tmp_path / "log")
+    os.kill(server._process.pid, signal.SIGKILL)
+    until(lambda: gone(pids[:1]))
+    os.kill(pids[1], signal.SIGKILL)  # the grandchild is the server's own to end
+    assert gone(pids[:1])
+
+
+def test_a_server_that_exits_shows_the_end_of_its_log(tmp_path):
+    code = "import sys; print('line one'); sys.exit('cannot bind')"
+    server = ServerProcess("engine 0", [sys.executable, "-c", code], tmp_path / "log")
+    with pytest.raises(EngineError, match=r"(?s)engine 0 exited with code 1 while starting.*line one.*cannot bind"):
+        server.wait_until(lambda: False, 20)
+
+
+def test_a_server_that_never_gets_ready_is_given_up(tmp_path):
+    server = ServerProcess("engine 0", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+    with pytest.raises(EngineError, match="engine 0 was not ready after 0 s"):
+        server.wait_until(lambda: False, 0.2)
+    server.stop()
+
+
+def test_a_busy_router_port_is_refused_by_number(tmp_path, model_dir):
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as other:
+        until(lambda: not port_is_free(port))
+        args = parse(["--model", str(model_dir), "--router-port", str(port)]).args
+        with pytest.raises(EngineError, match=f"port {port} on 127.0.0.1 is in use; give --router-port another one"):
+            Router(args, [], tmp_path)
+        other.kill()
