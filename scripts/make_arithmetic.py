@@ -1,4 +1,4 @@
-"""Make what the quickstart trains on: a tokenizer, an untrained tiny Qwen3 model, demonstrations, prompts, a held-out set.
+"""Make what the quickstart trains on: a tokenizer, an untrained tiny Qwen3, demonstrations, prompts, a held-out set.
 
     python scripts/make_arithmetic.py --out DIR [--seed N]
 

@@ -1,4 +1,4 @@
-"""The `slime` command: train | plugins | hooks. Errors a user can act on are one message, without a traceback."""
+"""The `slime` command: train | plugins | hooks | flags. A user's mistakes get one message, without a traceback."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from slime_core import __version__
 from slime_core.errors import SlimeError
 from slime_core.hookspecs import CONTRACT_VERSION
+
+if TYPE_CHECKING:
+    from slime_core.plugins import Plugins
 
 DESCRIPTION = "RL post-training for language models in which every decision about data is a plugin."
 
@@ -53,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     hooks = commands.add_parser("hooks", help="print the hook contract")
     hooks.add_argument("--markdown", action="store_true", help="print it as docs/hooks.md has it")
     hooks.set_defaults(run=run_hooks)
+    commands.add_parser("flags", help="print every core flag, as docs/flags.md has them").set_defaults(run=run_flags)
     return parser
 
 
@@ -132,7 +137,30 @@ def run_hooks(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(plugins, name: str) -> str:  # type: ignore[no-untyped-def]
+def run_flags(args: argparse.Namespace) -> int:
+    """`slime flags`: every core flag as a Markdown table a group; plugins add theirs."""
+    from slime_core.options import TomlFile, new_parser
+
+    parser = new_parser(TomlFile(), add_help=False)
+    print("# Flags\n\nOf `slime train`; each is also a key of a `--config` file and a variable `SLIME_...`.")
+    for group in parser._action_groups:
+        if group._group_actions:
+            print(f"\n## {group.title}\n")
+            print(f"{group.description}\n\n" if group.description else "", end="")
+            print("| flag | default | meaning |\n|---|---|---|")
+            for action in group._group_actions:
+                print(_flag_row(action))
+    return 0
+
+
+def _flag_row(action: argparse.Action) -> str:
+    flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
+    default = "" if action.default in (None, [], {}, argparse.SUPPRESS, False) else f"`{action.default}`"
+    choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else ""
+    return f"| {flags} | {default} | {'; '.join(text for text in (action.help, choices) if text)} |"
+
+
+def describe(plugins: Plugins, name: str) -> str:
     """A loaded plugin's origin, hooks and options, as text."""
     lines = [f"{name}  ({plugins.loaded[name].origin})"]
     for hook, impl in plugins.hooks_of(name).items():

@@ -390,7 +390,7 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
         "--engine-threads",
         type=positive_int,
         metavar="N",
-        help="CPU threads of an embedded engine (default: all cores, shared out)",
+        help="CPU threads of an embedded engine (default: by the model's size, cores shared out)",
     )
     g.add_argument("--engine-dtype", choices=["float32", "bfloat16"], default="float32", help="of an embedded engine")
     g.add_argument(
@@ -558,7 +558,8 @@ class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]
         raise OptionError(message[:1].upper() + message[1:] + ".")
 
 
-def _new_parser(toml: TomlFile, add_help: bool) -> _Parser:
+def new_parser(toml: TomlFile, add_help: bool) -> _Parser:
+    """A parser of the core's flags, which also reads `SLIME_*` variables and, by `toml`, the --config file."""
     parser = _Parser(
         prog="slime train",
         description="Train a language model by reinforcement learning, with plugins chosen by name.",
@@ -588,12 +589,12 @@ def parse(argv: Sequence[str]) -> Parsed:
         PluginError: when a named plugin cannot be loaded.
     """
     argv = _with_resumed_options(argv)
-    first, _ = _parse_known(_new_parser(TomlFile(), add_help=False), [a for a in argv if a not in ("-h", "--help")])
+    first, _ = _parse_known(new_parser(TomlFile(), add_help=False), [a for a in argv if a not in ("-h", "--help")])
     plugins = Plugins()
     for reference in chosen_plugins(first):
         plugins.load(reference)
     toml = TomlFile()
-    parser = _new_parser(toml, add_help=True)
+    parser = new_parser(toml, add_help=True)
     plugins.add_options(parser)
     namespace, unknown = _parse_known(parser, list(argv))
     if unknown:
@@ -610,7 +611,7 @@ def parse(argv: Sequence[str]) -> Parsed:
 
 def _with_resumed_options(argv: Sequence[str]) -> list[str]:
     """Under --resume the run's own options come first, so that only what changes needs a flag."""
-    first, _ = _parse_known(_new_parser(TomlFile(), add_help=False), [a for a in argv if a not in ("-h", "--help")])
+    first, _ = _parse_known(new_parser(TomlFile(), add_help=False), [a for a in argv if a not in ("-h", "--help")])
     if first.resume is None or first.config is not None:
         return list(argv)
     saved = _resumed_directory(first) / OPTIONS_FILE

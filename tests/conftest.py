@@ -13,7 +13,7 @@ InstallPackage = Callable[..., Path]
 
 @pytest.fixture
 def install_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPackage:
-    """`install_package("slime-x", {"x": "mod_x"}, mod_x="source")`: importable, as pip leaves it, until the test ends."""
+    """`install_package("slime-x", {"x": "mod_x"}, mod_x="source")`: as pip leaves it, until the test ends."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

@@ -9,7 +9,10 @@ from transformers import PreTrainedTokenizerFast
 
 EOS, PAD, VOCAB_SIZE = 256, 257, 288
 CONTEXT = 256
-CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[bot]{% endif %}"
+)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

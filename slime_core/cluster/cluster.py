@@ -125,9 +125,13 @@ class Cluster:
         self._engines = [_seat(EngineActor, group, seat) for seat in layout.engines]
         self._trainers = [_seat(TrainerActor, group, seat) for seat in layout.trainers]
         loading = self._start_trainers(device)
-        engine_threads = threads_each(args.engine_threads, len(self._engines))
+        # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
+        engine_threads = 0 if len(self._engines) == 1 else threads_each(None, len(self._engines))
         urls: list[str] = self._get(
-            [e.start.remote(args, i, self._run_dir, engine_threads) for i, e in enumerate(self._engines)]
+            [
+                e.start.remote(args, i, self._run_dir, args.engine_threads or engine_threads)
+                for i, e in enumerate(self._engines)
+            ]
         )
         self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
         self._get(loading)
@@ -208,8 +212,13 @@ def _start_ray(args: Options, num_cpus: int) -> None:
     """Join the cluster of --ray-address, or start a Ray of our own that declares as many CPUs as the layout needs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Modules named by flags are looked up as `python -m` would, in the workers too.
-    python_path = os.pathsep.join(p for p in (str(Path.cwd()), os.environ.get("PYTHONPATH", "")) if p)
+    environment = {
+        # Modules named by flags are looked up as `python -m` would, in the workers too.
+        "PYTHONPATH": os.pathsep.join(p for p in (str(Path.cwd()), os.environ.get("PYTHONPATH", "")) if p),
+        "HF_HUB_OFFLINE": "1",
+        # Engines and trainers share the cores: threads that spin while they wait cost the others ten times the time.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     options: dict[str, Any] = {"address": args.ray_address} if args.ray_address else {"num_cpus": num_cpus}
     if not args.ray_address:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
@@ -217,7 +226,7 @@ def _start_ray(args: Options, num_cpus: int) -> None:
         ray.init(
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"env_vars": {"PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1"}},
+            runtime_env={"env_vars": environment},
             **options,
         )
     except (ConnectionError, RuntimeError, TimeoutError) as error:

@@ -2,9 +2,9 @@
 
     python reaper.py
 
-The driver writes one line `PID START_TIME` a process to standard input and keeps the pipe open. `done` means that it has
-cleaned up; the end of the pipe without it, that it is gone. Ray's own agents would otherwise
-linger for minutes. Run as a file of its own, by the interpreter that has psutil.
+The driver writes one line `PID START_TIME` a process to standard input and keeps the pipe open. A line `done` means
+that it has cleaned up; the end of the pipe without it, that it is gone. Ray's own agents would otherwise linger for
+minutes. Run as a file of its own, by the interpreter that has psutil.
 """
 
 import sys

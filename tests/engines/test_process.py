@@ -54,7 +54,8 @@ def test_stop_ends_a_stubborn_server_and_its_children(tmp_path):
 def test_a_server_does_not_outlive_the_process_that_started_it(tmp_path, how):
     owner_code = (
         "import sys, time\nfrom pathlib import Path\nfrom slime_core.engines.process import ServerProcess\n"
-        f"ServerProcess('server', [sys.executable, '-c', {STUBBORN!r}], Path({str(tmp_path / 'log')!r}))\ntime.sleep(600)"
+        f"ServerProcess('server', [sys.executable, '-c', {STUBBORN!r}], Path({str(tmp_path / 'log')!r}))\n"
+        "time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", owner_code])
     pids = pids_in(tmp_path / "log")

@@ -75,7 +75,11 @@ async def test_a_reward_that_a_generator_filled_is_kept(scored, plugin_file):
 
 
 async def test_a_group_reward_sees_the_whole_group(scored, plugin_file):
-    rank = "@hookimpl\ndef group_reward(samples): return [float(s.index == max(t.index for t in samples)) for s in samples]"
+    rank = """
+@hookimpl
+def group_reward(samples):
+    return [float(s.index == max(t.index for t in samples)) for s in samples]
+"""
     samples = [finished() for _ in range(3)]
     for i, sample in enumerate(samples):
         sample.index = i
@@ -149,13 +153,9 @@ async def test_cancelling_kills_the_grader_and_closing_leaves_no_process(make_ar
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: not busy[0].is_running())
         assert task.cancelled()
-    # The fork server itself stays with this process, idle, and ends with it.
+    # The fork server and the resource tracker stay with this process, idle, and end with it.
     left = [
-        p
-        for p in children() - before
-        if "reward_worker" not in " ".join(p.cmdline())
-        and "forkserver" not in " ".join(p.cmdline())
-        and "resource_tracker" not in " ".join(p.cmdline())
+        p for p in children() - before if not any(name in " ".join(p.cmdline()) for name in ("forkserver", "tracker"))
     ]
     assert left == []
 
