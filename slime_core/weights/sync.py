@@ -40,13 +40,18 @@ class WeightSync:
             try:
                 await admin.pause(self._args.pause_mode)
                 paused = time.monotonic()
-                if self._args.pause_mode != "in_place":
-                    await admin.flush_cache()
-                sent = await self._transport.send(admin, export, version)
-                for url, used in (await admin.checksums()).items():
-                    compare(sent, used, url)
-                await admin.resume()
+                try:
+                    await self._send_paused(admin, export, version)
+                finally:
+                    await admin.resume()  # with the new weights or, after a refusal, the old ones
             except EngineError as error:
                 raise WeightSyncError(f"the weights of version {version} were not taken: {error}") from None
         done = time.monotonic()
         return {"perf/weights_s": done - started, "perf/engines_paused_s": done - paused}
+
+    async def _send_paused(self, admin: EngineAdmin, export: Callable[[Path], dict[str, str]], version: int) -> None:
+        if self._args.pause_mode != "in_place":
+            await admin.flush_cache()
+        sent = await self._transport.send(admin, export, version)
+        for url, used in (await admin.checksums()).items():
+            compare(sent, used, url)

@@ -1,0 +1,521 @@
+"""A whole GRPO round of slime-core against a step of TRL's GRPOTrainer, as ratios measured in one run.
+
+Both sides train the CPU quickstart's model (117 K parameters, fp32) on the same prompts in the same order, 32 x 8
+samples a round, with the math reward, AdamW, one update a batch and no KL:
+
+- slime: `slime train`, that is Ray, the sglang-router, HTTP, the embedded engine, reward worker processes, the trainer
+  and the verified weight sync;
+- trl: `GRPOTrainer.train` with transformers' generate, in one process.
+
+Two cases:
+
+- quickstart: the quickstart's warmed-up model, answers of about 15 tokens and at most 48;
+- long_tail: a model built so that sampling from it gives answers of about 100 tokens with a long tail, at most 1,000.
+  A response's first token decides between 1/50 and 1/400 as the chance of ending at every token.
+
+Both sides sample to the end-of-text token with the same limit, and the learning rate is so small that the model stays
+what it is: lengths are equal in distribution. Each side is a process tree of its own that stops after every round until
+it is its turn, so that a slow minute of the machine hits both. A round is timed from the word "go" to the report of the
+next round's end, so all that a training loop does between counts. The first rounds warm up.
+
+    python -m benchmarks.train_step [--quick] [--trl-python PATH]
+
+TRL comes with `pip install slime-core[bench]`; another interpreter needs trl, slime-core and slime-rm-math too.
+The last line of the output is one line of JSON with every figure; ratios are TRL's over slime's, so more is better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slime_core import hookimpl
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NUM_PROMPTS, NUM_SAMPLES = 32, 8
+SHORT_ENDING, LONG_ENDING, LONG_FRACTION = 1 / 50, 1 / 400, 0.15
+"""Chance of ending at each token of a short and of a long answer, and how many are long: 98 tokens in the mean."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both sides train, and for how many rounds."""
+
+    name: str
+    model: str
+    prompts: str
+    max_tokens: int
+    warmup_rounds: int
+    rounds: int
+    lr: float
+    trl_micro_batch: int
+    """Samples of a forward and backward pass of TRL; slime chooses by itself."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One timed round: seconds, CPU seconds of the side and of the waiting one, and what the side told about it."""
+
+    wall: float
+    cpu: float
+    idle_cpu: float
+    facts: dict[str, float]
+
+
+# --- the gate: a training loop that stops after every round -----------------------------------------------------------
+class Gate:
+    """The tracker that makes `slime train` wait; it runs in the driver, where rounds are logged."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._connection = Connection(args.train_step_gate)
+
+    @staticmethod
+    @hookimpl
+    def add_options(parser: argparse._ArgumentGroup) -> None:
+        """Where to wait."""
+        parser.add_argument("--train-step-gate", type=int, required=True, metavar="FD", help="a pipe's descriptor")
+
+    @hookimpl
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        """Tell that the round is over, and wait."""
+        facts = {name: value for name, value in metrics.items() if name.startswith("perf/")}
+        facts |= {
+            "length_mean": metrics["rollout/response_length_mean"],
+            "length_max": metrics["rollout/response_length_max"],
+            "reward": metrics["reward/mean"],
+        }
+        wait_for_turn(self._connection, facts)
+
+
+def wait_for_turn(connection: Connection, facts: dict[str, float]) -> None:
+    """Report a round and wait for the word to go on."""
+    connection.send(facts)
+    connection.recv()
+
+
+# --- TRL's side -------------------------------------------------------------------------------------------------------
+def train_with_trl(case: Case, connection: Connection, directory: str) -> None:
+    """GRPOTrainer as it comes, in this process, with a callback that waits."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    facts: dict[str, float] = {}
+
+    class Waiter(TrainerCallback):
+        def on_step_end(self, *arguments: Any, **more: Any) -> None:
+            wait_for_turn(connection, facts)
+
+    def math_reward(completions: list[Any], completion_ids: list[list[int]], label: list[str], **more: Any) -> Any:
+        rewards = [grade(completion[0]["content"], one) for completion, one in zip(completions, label, strict=True)]
+        lengths = [len(tokens) for tokens in completion_ids]
+        facts.update(length_mean=statistics.fmean(lengths), length_max=max(lengths), reward=statistics.fmean(rewards))
+        return rewards
+
+    rows = [json.loads(line) for line in Path(case.prompts).read_text().splitlines()]
+    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}], "label": row["label"]} for row in rows]
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(case.model, padding_side="left"),
+        reward_funcs=math_reward,
+        train_dataset=Dataset.from_list(chats),
+        args=GRPOConfig(output_dir=directory, **trl_settings(case)),
+        callbacks=[Waiter()],
+    )
+    trainer.train()
+
+
+def trl_settings(case: Case) -> dict[str, Any]:
+    """slime's algorithm in TRL's words, and nothing that costs time without need."""
+    samples = NUM_PROMPTS * NUM_SAMPLES
+    algorithm: dict[str, Any] = {
+        "num_generations": NUM_SAMPLES,
+        "generation_batch_size": samples,
+        "per_device_train_batch_size": case.trl_micro_batch,
+        "gradient_accumulation_steps": samples // case.trl_micro_batch,
+        "max_completion_length": case.max_tokens,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "epsilon": 0.2,
+        "loss_type": "dapo",  # the mean over all tokens
+        "scale_rewards": "group",
+        "max_steps": 1 + case.warmup_rounds + case.rounds,
+        "shuffle_dataset": False,
+        "optim": "adamw_torch_fused",
+        "learning_rate": case.lr,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+    }
+    speed: dict[str, Any] = {
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return algorithm | speed
+
+
+def grade(response: str, label: str) -> float:
+    """What the math plugin gives a response."""
+    from slime_rm_math import accepted_answers, last_boxed, same_answer
+
+    answer = last_boxed(response)
+    return float(answer is not None and any(same_answer(answer, one) for one in accepted_answers(label)))
+
+
+# --- both sides, in turns ---------------------------------------------------------------------------------------------
+class Side:
+    """A training loop in a process tree of its own, which goes on for one round at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, log: Path) -> None:
+        self._process, self._connection, self._log = process, connection, log
+
+    def await_round(self) -> dict[str, float]:
+        """What the loop tells when its round is over.
+
+        Raises:
+            RuntimeError: when it ended instead.
+        """
+        try:
+            facts: dict[str, float] = self._connection.recv()
+        except EOFError:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+            raise RuntimeError(f"{self._process.args!r} ended early:\n{tail}") from None
+        return facts
+
+    def go(self) -> None:
+        """Let it do the next round, or end after the last."""
+        self._connection.send(None)
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the living processes of the tree have spent so far."""
+        root = psutil.Process(self._process.pid)
+        return sum(map(cpu_seconds, [root, *root.children(recursive=True)]))
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """User and system time of one process; 0 once it is gone."""
+    with suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system + getattr(times, "nice", 0.0))
+    return 0.0
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, threads: int) -> Iterator[Side]:
+    """Start a side; the descriptor of its end of the gate is added to the command."""
+    ours, theirs = Pipe()
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {"OMP_NUM_THREADS": str(threads)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    theirs.close()
+    try:
+        yield Side(process, ours, log)
+        process.wait(timeout=60)
+    finally:
+        ours.close()
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def compare(case: Case, args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """The figures of one case."""
+    slime_command = slime_train(case, directory, args.threads)
+    trl_command = [args.trl_python, "-m", "benchmarks.train_step", "--trl-side", json.dumps(asdict(case)), "--gate"]
+    with (
+        running(slime_command, directory / f"{case.name}-slime.log", args.threads) as slime,
+        running(trl_command, directory / f"{case.name}-trl.log", args.trl_threads) as trl,
+    ):
+        sides = {"slime": slime, "trl": trl}
+        for side in sides.values():
+            side.await_round()
+        turns = take_turns(sides, case)
+        for side in sides.values():
+            side.go()
+    return figures(case.name, turns)
+
+
+def slime_train(case: Case, directory: Path, threads: int) -> list[str]:
+    """The quickstart's command, with the gate as its second tracker."""
+    flags = {
+        "model": case.model,
+        "prompt-data": case.prompts,
+        "runs-dir": str(directory / "runs"),
+        "run-name": case.name,
+        "reward": "math",
+        "num-rollout": str(1 + case.warmup_rounds + case.rounds),
+        "rollout-batch-size": str(NUM_PROMPTS),
+        "n-samples-per-prompt": str(NUM_SAMPLES),
+        "max-response-tokens": str(case.max_tokens),
+        "lr": str(case.lr),
+        "trainer-threads": str(threads),
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    switches = ["--apply-chat-template", "--no-shuffle", "--no-save"]
+    trackers = ["--tracker", "jsonl", "benchmarks.train_step:Gate", "--train-step-gate"]
+    return [sys.executable, "-m", "slime_core.cli", "train", *words, *switches, *trackers]
+
+
+def take_turns(sides: dict[str, Side], case: Case) -> dict[str, list[Turn]]:
+    """Let the sides do their rounds in turn; who begins changes, too."""
+    turns: dict[str, list[Turn]] = {name: [] for name in sides}
+    order = list(sides)
+    for number in range(case.warmup_rounds + case.rounds):
+        for name in order:
+            turn = take_turn(name, sides)
+            if number >= case.warmup_rounds:
+                turns[name].append(turn)
+                print(f"{case.name:>12} {name:>6} {describe(turn)}", flush=True)
+        order.reverse()
+    return turns
+
+
+def take_turn(name: str, sides: dict[str, Side]) -> Turn:
+    """One round of one side while the other waits."""
+    before = {one: side.cpu_seconds() for one, side in sides.items()}
+    start = time.perf_counter()
+    sides[name].go()
+    facts = sides[name].await_round()
+    wall = time.perf_counter() - start
+    spent = {one: side.cpu_seconds() - before[one] for one, side in sides.items()}
+    return Turn(wall, spent[name], sum(spent.values()) - spent[name], facts)
+
+
+def describe(turn: Turn) -> str:
+    """One turn as text."""
+    facts = turn.facts
+    lengths = f"{facts['length_mean']:6.1f} tokens in the mean, {facts['length_max']:4.0f} at most"
+    return f"{turn.wall:7.3f} s {turn.cpu:7.2f} CPU-s  {lengths}, reward {facts['reward']:.2f}"
+
+
+def figures(case: str, turns: dict[str, list[Turn]]) -> dict[str, Any]:
+    """Medians of both sides, and TRL's over slime's."""
+    report: dict[str, Any] = {}
+    for name, taken in turns.items():
+        report |= {
+            f"{case}_{name}_s": median(turn.wall for turn in taken),
+            f"{case}_{name}_cpu_s": median(turn.cpu for turn in taken),
+            f"{case}_{name}_fastest_s": round(min(turn.wall for turn in taken), 4),
+            f"{case}_{name}_waiting_cpus": waiting_cpus(name, turns),
+            f"{case}_{name}_tokens": median(turn.facts["length_mean"] for turn in taken),
+            f"{case}_{name}_longest_tokens": median(turn.facts["length_max"] for turn in taken),
+            f"{case}_{name}_reward": median(turn.facts["reward"] for turn in taken),
+        }
+    for what in ("", "cpu_", "fastest_"):
+        ratio = report[f"{case}_trl_{what}s"] / report[f"{case}_slime_{what}s"]
+        report[f"{case}_{what or 'wall_'}ratio"] = round(ratio, 2)
+    phases = sorted({name for turn in turns["slime"] for name in turn.facts if name.endswith("_s") and "/" in name})
+    report[f"{case}_slime_phases"] = {
+        name.removeprefix("perf/"): median(turn.facts.get(name, 0.0) for turn in turns["slime"]) for name in phases
+    }
+    return report
+
+
+def waiting_cpus(name: str, turns: dict[str, list[Turn]]) -> float:
+    """How many cores a side kept busy while it was not its turn."""
+    others = [turn for other, taken in turns.items() if other != name for turn in taken]
+    return round(sum(turn.idle_cpu for turn in others) / sum(turn.wall for turn in others), 3)
+
+
+def median(values: Iterator[float]) -> float:
+    """The median to four places."""
+    return round(statistics.median(values), 4)
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
+def make_task(directory: Path, warmup_rounds: int) -> tuple[Path, Path]:
+    """The quickstart's prompts, and its model after so many rounds of the supervised warm-up."""
+    run([sys.executable, "scripts/make_arithmetic.py", "--out", str(directory)])
+    flags = {
+        "config": "scripts/quickstart_warmup.toml",
+        "model": str(directory / "model"),
+        "prompt-data": str(directory / "demonstrations.jsonl"),
+        "runs-dir": str(directory / "runs"),
+        "run-name": "warmup",
+        "num-rollout": str(warmup_rounds),
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    run([sys.executable, "-m", "slime_core.cli", "train", *words])
+    return directory / "train.jsonl", directory / "runs" / "warmup" / "checkpoints" / "latest" / "model"
+
+
+def run(command: Sequence[str]) -> None:
+    """Run a command in the repository; its output is shown only when it fails."""
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command!r} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+
+
+def make_long_tail_model(source: Path, directory: Path) -> None:
+    """The quickstart's architecture with weights that make every next token depend on the present one alone.
+
+    Attention and MLPs are computed as ever and add nothing; an embedding says which state its token stands for, and
+    the output head, here not tied to it, gives each state's next-token distribution.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    config = AutoConfig.from_pretrained(source, tie_word_embeddings=False, max_position_embeddings=2048)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    special = [tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|user|>", "<|assistant|>")]
+    states = token_states(config.vocab_size, special)
+    transitions = torch.tensor(next_token_logprobs(states, end=special[0]))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.get_input_embeddings().weight.zero_()
+        model.get_input_embeddings().weight[range(config.vocab_size), states] = 1.0
+        model.get_output_embeddings().weight.zero_()
+        # the last norm makes a one-hot vector sqrt(hidden size) long
+        model.get_output_embeddings().weight[:, : len(transitions)] = transitions.T / math.sqrt(config.hidden_size)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def token_states(vocab_size: int, special: Sequence[int]) -> list[int]:
+    """State of each token: 0 in a short answer, 1 in a long one, 2 before the answer (the special tokens)."""
+    return [2 if token in special else token % 2 for token in range(vocab_size)]
+
+
+def next_token_logprobs(states: Sequence[int], end: int) -> list[list[float]]:
+    """[3, vocabulary]: log-probability of each next token in each state; an answer never changes its state."""
+    stay = {0: [1 - SHORT_ENDING, 0.0], 1: [0.0, 1 - LONG_ENDING], 2: [1 - LONG_FRACTION, LONG_FRACTION]}
+    ending = [SHORT_ENDING, LONG_ENDING, 0.0]
+    counts = [states.count(0), states.count(1)]
+    table = []
+    for state, shares in stay.items():
+        chances = [shares[other] / counts[other] if other < 2 else 0.0 for other in states]
+        chances[end] = ending[state]
+        table.append([math.log(max(chance, 1e-12)) for chance in chances])
+    return table
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+def main() -> None:
+    """Run the benchmark and print its report, or be TRL's side of it."""
+    args = parse_arguments()
+    if args.trl_side:
+        case = Case(**json.loads(args.trl_side))
+        with tempfile.TemporaryDirectory() as directory:
+            train_with_trl(case, Connection(args.gate), directory)
+        return
+    others, started = other_cpu_seconds(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        report = measure(args, Path(directory))
+    report["machine_cpus_busy"] = round((other_cpu_seconds() - others) / (time.perf_counter() - started), 2)
+    print(json.dumps(report))
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="two rounds of short answers: does it run, not how fast")
+    add("--rounds", type=int, default=20, help="timed rounds of the quickstart's case (default: %(default)s)")
+    add("--long-rounds", type=int, default=6, help="timed rounds of the long-tailed case (default: %(default)s)")
+    add("--cases", nargs="+", default=["quickstart", "long_tail"], choices=["quickstart", "long_tail"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    add("--threads", type=int, default=cores, help="torch's threads in slime's trainer (default: all cores)")
+    add("--trl-threads", type=int, default=cores, help="torch's threads in TRL (default: all cores)")
+    add("--trl-micro-batch", type=int, default=64, help="samples of a TRL micro-batch of long answers (default: 64)")
+    add("--trl-python", default=sys.executable, metavar="PATH", help="interpreter with trl (default: this one)")
+    add("--lr", type=float, default=1e-6, help="on both sides (default: %(default)s)")
+    add("--trl-side", metavar="JSON", help=argparse.SUPPRESS)
+    add("--gate", type=int, metavar="FD", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Every case, one after the other."""
+    report: dict[str, Any] = {
+        "benchmark": "train_step",
+        "cpus": os.cpu_count(),
+        "threads": args.threads,
+        "trl_threads": args.trl_threads,
+        "versions": versions(args.trl_python),
+    }
+    prompts, model = make_task(directory, warmup_rounds=10 if args.quick else 350)
+    long_model = directory / "long_tail_model"
+    make_long_tail_model(model, long_model)
+    samples = NUM_PROMPTS * NUM_SAMPLES
+    quick = args.quick
+    cases = [
+        Case(
+            "quickstart", str(model), str(prompts), 48, 1 if quick else 4, 2 if quick else args.rounds, args.lr, samples
+        ),
+        Case(
+            "long_tail",
+            str(long_model),
+            str(prompts),
+            96 if quick else 1000,
+            1,
+            2 if quick else args.long_rounds,
+            args.lr,
+            args.trl_micro_batch,
+        ),
+    ]
+    for case in cases:
+        if case.name in args.cases:
+            report |= compare(case, args, directory)
+    return report
+
+
+def versions(trl_python: str) -> dict[str, str]:
+    """Versions of what TRL's interpreter runs.
+
+    Raises:
+        SystemExit: when it has no trl.
+    """
+    names = ("trl", "transformers", "torch", "accelerate", "datasets")
+    script = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    done = subprocess.run([trl_python, "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(
+            f"error: {trl_python} has no trl; pip install 'slime-core[bench]', or name another --trl-python."
+        )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def other_cpu_seconds() -> float:
+    """CPU seconds that the whole machine has spent, whoever asked for them."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Whole runs: they train, log, save, resume; however they end, no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def rounds(rows):
+    return [row for row in rows if "train/loss" in row]
+
+
+def test_a_disaggregated_run_on_two_engines_and_two_ranks(start_run, read_rows, tmp_path, prompts):
+    run = start_run(
+        "--num-engines", "2", "--num-trainers", "2", "--placement", "disaggregated", "--save-interval", "1",
+        "--eval-data", f"heldout={prompts}", "--evens-bonus", "0.25",
+    )  # fmt: skip
+    code, output = run.finish()
+    assert code == 0, output
+    run.assert_nothing_left()
+    trained = rounds(read_rows())
+    assert [row["step"] for row in trained] == [0, 1, 2]
+    for name in ("reward/mean", "rollout/response_length_mean", "train/loss", "train/grad_norm", "perf/step_s"):
+        assert all(name in row for row in trained)
+    assert trained[0]["train/logprob_abs_diff"] < 1e-4
+    assert all(row["reward/min"] >= 0.25 for row in trained), "the plugin's own flag reached its worker"
+    assert all(row["data/drawn"] == row["data/trained"] + row["data/dropped"] + row["data/waiting"] for row in trained)
+    assert [row["step"] for row in read_rows() if "eval/heldout/mean" in row] == [0, 3]
+    run_dir = tmp_path / "runs" / "latest"
+    assert (run_dir / "reward.png").stat().st_size > 1000
+    saved = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert saved == ["latest", "step_000002", "step_000003"]
+    assert (run_dir / "checkpoints" / "latest" / "model" / "config.json").is_file()
+
+
+def test_a_killed_run_leaves_nothing_and_resumes_where_it_was(start_run, read_rows):
+    run = start_run("--num-rollout", "1000", "--save-interval", "2")
+    run.wait_for(lambda: len(rounds(read_rows())) >= 3)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    run.assert_nothing_left()
+    done = len(rounds(read_rows()))
+    again = start_run("--resume", "run", "--num-rollout", str(done + 2))
+    code, output = again.finish()
+    assert code == 0, output
+    again.assert_nothing_left()
+    trained = rounds(read_rows())
+    assert [row["step"] for row in trained] == list(range(done + 2)), "every round once"
+    assert [row["data/drawn"] for row in trained] == [4 * (step + 1) for step in range(done + 2)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_cleans_up(start_run, read_rows, number):
+    run = start_run("--num-rollout", "1000")
+    run.wait_for(lambda: len(rounds(read_rows())) >= 1)
+    run.process.send_signal(number)
+    code, output = run.finish(40)
+    assert code == 130, output
+    assert "Traceback" not in output and output.rstrip().endswith("interrupted")
+    run.assert_nothing_left()
+
+
+def test_an_interrupt_while_starting_cleans_up(start_run):
+    run = start_run()
+    run.wait_for(lambda: any("supervisor" in " ".join(p.cmdline()) for p in run.processes()))
+    run.process.send_signal(signal.SIGINT)
+    code, output = run.finish(40)
+    assert code == 130, output
+    run.assert_nothing_left()
+
+
+BROKEN = {
+    "raises": ("def reward(sample): raise KeyError('gold')", "KeyError: 'gold'"),
+    "none": ("def reward(sample): return None", "returned None where a finite number is needed"),
+    "hangs": ("def reward(sample):\n    while True: pass", "took longer than 1 s and was killed"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_reward_stops_the_run_with_one_clear_error(start_run, tmp_path, name):
+    source, reason = BROKEN[name]
+    (tmp_path / "broken.py").write_text(f"from slime_core import hookimpl\n\n@hookimpl\n{source}\n")
+    run = start_run("--reward", "./broken.py", "--reward-timeout-s", "1")
+    code, output = run.finish()
+    assert code == 1, output
+    assert "Traceback" not in output
+    assert "error: " in output and reason in output and "--max-reward-failure-rate 0.5" in output
+    run.assert_nothing_left()
+
+
+def test_a_busy_router_port_is_one_clear_error(start_run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = start_run("--router-port", str(port))
+        code, output = run.finish()
+    assert code == 1 and f"error: port {port} on 127.0.0.1 is in use" in output, output
+    assert "Traceback" not in output
+    run.assert_nothing_left()
+
+
+def test_an_engine_that_cannot_load_the_model_shows_its_log(start_run, tmp_path, model_dir):
+    broken = tmp_path / "broken_model"
+    broken.mkdir()
+    for path in model_dir.iterdir():
+        content = path.read_bytes()
+        (broken / path.name).write_bytes(content[:-50] if path.suffix == ".safetensors" else content)
+    run = start_run("--model", str(broken))
+    code, output = run.finish()
+    assert code == 1, output
+    assert "error: " in output and "Traceback (most recent call last)" not in output.split("error: ")[0]
+    run.assert_nothing_left()
+
+
+def test_a_malformed_row_stops_the_run_with_its_line(start_run, prompts):
+    with prompts.open("a") as file:
+        file.write('{"prompt": \n')
+    run = start_run()
+    code, output = run.finish()
+    assert code == 1 and "prompts.jsonl, line 21: not valid JSON" in output, output
+    assert "Traceback" not in output
+    run.assert_nothing_left()
+
+
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "slime-rm-evens"
+version = "0.1"
+
+[project.entry-points.slime]
+evens_installed = "evens_installed"
+
+[tool.setuptools]
+py-modules = ["evens_installed"]
+"""
+
+
+def test_a_pip_installed_reward_from_outside_is_chosen_by_name(start_run, read_rows, tmp_path):
+    package, site = tmp_path / "package", tmp_path / "site"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(PYPROJECT)
+    source = (tmp_path / "evens.py").read_text().replace("evens", "evens_installed").replace("--evens_", "--evens-")
+    (package / "evens_installed.py").write_text(source.replace("--evens-installed_bonus", "--evens-installed-bonus"))
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            site,
+            package,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    run = start_run("--reward", "evens_installed=2", "--num-rollout", "2", PYTHONPATH=str(site))
+    code, output = run.finish()
+    assert code == 0, output
+    trained = rounds(read_rows())
+    assert len(trained) == 2
+    assert trained[0]["reward/mean"] == pytest.approx(2 * trained[0]["reward/evens_installed/mean"])
+
+
+def test_dry_run_prints_options_and_plugins_and_starts_nothing(start_run, tmp_path):
+    run = start_run("--dry-run")
+    code, output = run.finish()
+    assert code == 0
+    assert "rollout-batch-size" in output and "evens  (" in output and "def reward(args, sample)" in output
+    assert not Path(tmp_path / "runs").exists()

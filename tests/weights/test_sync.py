@@ -1,0 +1,153 @@
+"""Weights from a trainer's export to a running engine: verified on both sides, refused when they are not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_model import byte_tokenizer, write_model
+
+from slime_core.engines.admin import EngineAdmin
+from slime_core.engines.checksum import model_checksums
+from slime_core.engines.client import EngineClient
+from slime_core.engines.server import EngineServer
+from slime_core.errors import WeightSyncError
+from slime_core.options import Options, parse
+from slime_core.weights.checksum import compare
+from slime_core.weights.disk import PREFIX, DiskTransport, remove_stale
+from slime_core.weights.sync import WeightSync
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same architecture with two sets of weights."""
+    root = tmp_path_factory.mktemp("models")
+    return [write_model(root / str(seed), seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def args(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Options:
+    weights = tmp_path_factory.mktemp("weights")
+    return parse(["--model", str(models[0]), "--weights-dir", str(weights), "--request-timeout-s", "30"]).args
+
+
+@pytest.fixture(scope="module")
+def url(args: Options, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = EngineServer(args, 0, tmp_path_factory.mktemp("logs"), threads=1)
+    yield server.start()
+    server.stop()
+
+
+def exporter(model: Path, damage: Callable[[Path], None] = lambda path: None) -> Callable[[Path], dict[str, str]]:
+    """What a trainer with this model's weights would write."""
+
+    def export(directory: Path) -> dict[str, str]:
+        import json
+
+        tensors = load_file(model / "model.safetensors")
+        checksums = model_checksums(tensors.items())
+        path = directory / "model.safetensors"
+        save_file(tensors, path, {"format": "pt", "slime_checksums": json.dumps(checksums)})
+        damage(path)
+        return checksums
+
+    return export
+
+
+async def used_checksums(url: str) -> dict[str, str]:
+    async with EngineAdmin([url], 30) as admin:
+        return (await admin.checksums())[url]
+
+
+async def greedy(url: str) -> tuple[list[int], list[int]]:
+    """Tokens and weight versions of a greedy generation."""
+    async with EngineClient(url, tokenizer=byte_tokenizer(), concurrency=1, timeout_s=30) as client:
+        generation = await client.generate([1, 2, 3], {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True})
+    return generation.tokens.tolist(), generation.weight_versions.tolist()
+
+
+async def test_after_an_update_the_engine_uses_exactly_the_trainers_weights(args, models, url, tmp_path):
+    sync = WeightSync(args, [url], tmp_path)
+    seen = {}
+    for version, model in ((1, models[1]), (2, models[0])):
+        metrics = await sync.send(exporter(model), version)
+        tensors = load_file(model / "model.safetensors")
+        assert await used_checksums(url) == model_checksums(tensors.items())
+        tokens, versions = await greedy(url)
+        assert versions == [version] * 8
+        seen[version] = tokens
+        assert metrics["perf/engines_paused_s"] <= metrics["perf/weights_s"]
+    assert seen[1] != seen[2]
+    assert not list(Path(args.weights_dir).glob(f"{PREFIX}*")), "the files are gone after the update"
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 0xFF
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def drop_a_tensor(path: Path) -> None:
+    tensors = load_file(path)
+    tensors.pop("model.norm.weight")
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut, drop_a_tensor, Path.unlink])
+async def test_damaged_weights_are_refused_and_the_old_ones_stay_in_use(args, models, url, tmp_path, damage):
+    sync = WeightSync(args, [url], tmp_path)
+    await sync.send(exporter(models[0]), 10)
+    before = await greedy(url)
+    with pytest.raises(WeightSyncError, match=r"the weights of version 11 were not taken: .* HTTP 400"):
+        await sync.send(exporter(models[1], damage), 11)
+    assert await used_checksums(url) == model_checksums(load_file(models[0] / "model.safetensors").items())
+    assert await greedy(url) == before
+
+
+async def test_an_engine_with_other_weights_than_were_sent_is_found_out(args, models, url, tmp_path):
+    def lie(directory: Path) -> dict[str, str]:
+        exporter(models[1])(directory)
+        return model_checksums(load_file(models[0] / "model.safetensors").items())
+
+    with pytest.raises(WeightSyncError, match="does not use the weights the trainer sent"):
+        await WeightSync(args, [url], tmp_path).send(lie, 20)
+
+
+async def test_without_engines_nothing_is_written(args, models, tmp_path):
+    assert await WeightSync(args, [], tmp_path).send(exporter(models[0]), 1) == {}
+
+
+def test_compare_names_what_differs():
+    compare({"a": "1"}, {"a": "1"}, "engine")
+    with pytest.raises(WeightSyncError, match=r"engine does not use .*: b, c, d and 1 more differ"):
+        compare(dict.fromkeys("abcde", "1"), {"a": "1"}, "engine")
+
+
+def test_leftovers_of_killed_trainers_are_removed_and_those_of_living_ones_kept(tmp_path):
+    import os
+
+    dead, living, other = (tmp_path / name for name in (f"{PREFIX}999999999", f"{PREFIX}{os.getpid()}", "mine"))
+    for directory in (dead, living, other):
+        directory.mkdir()
+    remove_stale(tmp_path)
+    assert (dead.exists(), living.exists(), other.exists()) == (False, True, True)
+
+
+def test_shared_memory_is_the_default_and_another_directory_the_fallback(tmp_path, monkeypatch):
+    monkeypatch.setattr("slime_core.weights.disk.SHARED_MEMORY", tmp_path / "none")
+    DiskTransport(None, tmp_path / "fallback")
+    assert (tmp_path / "fallback").is_dir()
+
+
+def test_checksums_see_every_bit():
+    tensor = torch.zeros(5)
+    changed = tensor.clone()
+    changed[3] = -0.0
+    assert model_checksums([("w", tensor)]) != model_checksums([("w", changed)])
