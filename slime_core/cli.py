@@ -55,7 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("name", nargs="*", help="a plugin's name, file or module (default: every installed plugin)")
     check.set_defaults(run=run_check)
     hooks = commands.add_parser("hooks", help="print the hook contract")
-    hooks.add_argument("--markdown", action="store_true", help="print it as docs/hooks.md has it")
+    form = hooks.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="print it as docs/hooks.md has it")
+    form.add_argument("--table", action="store_true", help="print the table that README.md has")
     hooks.set_defaults(run=run_hooks)
     commands.add_parser("flags", help="print every core flag, as docs/flags.md has them").set_defaults(run=run_flags)
     return parser
@@ -124,6 +126,9 @@ def run_hooks(args: argparse.Namespace) -> int:
     """`slime hooks`: the contract, from the specifications themselves."""
     from slime_core.plugins import HOOKS
 
+    if args.table:
+        print(hook_table())
+        return 0
     print(f"# Hooks\n\nContract version {CONTRACT_VERSION}." if args.markdown else f"hook contract {CONTRACT_VERSION}")
     for name, spec in HOOKS.items():
         colour = _colour(name)
@@ -135,6 +140,20 @@ def run_hooks(args: argparse.Namespace) -> int:
             indented = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
             print(f"\n{signature}  [{colour}]\n{indented}")
     return 0
+
+
+def hook_table() -> str:
+    """The hooks as a Markdown table: signature, colour, flag, what to return."""
+    from slime_core.options import HOOK_FLAGS
+    from slime_core.plugins import HOOKS
+
+    lines = ["| hook | written as | named by | what it does |", "|---|---|---|---|"]
+    for name, spec in HOOKS.items():
+        summary = (inspect.getdoc(spec) or "").split("\n\n")[0].replace("\n", " ")
+        signature = f"{name}({', '.join(inspect.signature(spec).parameters)})"
+        flag = f"`{HOOK_FLAGS[name]}`" if name in HOOK_FLAGS else "any plugin"
+        lines.append(f"| `{signature}` | `{_colour(name)}` | {flag} | {summary} |")
+    return "\n".join(lines)
 
 
 def run_flags(args: argparse.Namespace) -> int:

@@ -690,6 +690,23 @@ def _unknown_message(word: str, parser: argparse.ArgumentParser, toml: TomlFile,
     return f"Unknown flag {flag}{hint}"
 
 
+HOOK_FLAGS = {
+    "get_samples": "--get-samples",
+    "generate": "--generate",
+    "reward": "--reward",
+    "group_reward": "--reward",
+    "dynamic_filter": "--dynamic-filter",
+    "over_sampling_filter": "--over-sampling-filter",
+    "buffer_filter": "--buffer-filter",
+    "convert_train_data": "--convert-train-data",
+    "rollout": "--rollout",
+    "estimate_advantages": "--advantage-estimator",
+    "policy_loss": "--policy-loss",
+    "log_metrics": "--tracker",
+}
+"""Hook -> the flag that names its plugins; `add_options` and `configure` are called on every named plugin."""
+
+
 def hook_choices(args: argparse.Namespace) -> dict[str, list[str]]:
     """Hook name -> the plugins that the options name for it. `reward` covers group rewards too."""
     return {

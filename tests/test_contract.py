@@ -43,3 +43,9 @@ def test_generated_pages_are_true(page, command):
     code = "from slime_core.cli import main; raise SystemExit(main())"
     fresh = subprocess.check_output([sys.executable, "-c", code, *command], text=True)
     assert (ROOT / "docs" / page).read_text() == fresh, f"run `slime {' '.join(command)} > docs/{page}`"
+
+
+def test_the_readmes_table_of_hooks_is_true():
+    code = "from slime_core.cli import main; raise SystemExit(main())"
+    table = subprocess.check_output([sys.executable, "-c", code, "hooks", "--table"], text=True)
+    assert table in (ROOT / "README.md").read_text(), "put the output of `slime hooks --table` into README.md"
