@@ -66,6 +66,8 @@ class Case:
     lr: float
     trl_micro_batch: int
     """Samples of a forward and backward pass of TRL; slime chooses by itself."""
+    trl_cache: str | None
+    """What `generate` keeps keys and values in; None is its own choice."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def trl_settings(case: Case) -> dict[str, Any]:
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
+        "cache_implementation": case.trl_cache,
         "dataloader_pin_memory": False,
         "logging_strategy": "no",
         "save_strategy": "no",

@@ -43,6 +43,10 @@ class EngineActor:
         self._server = EngineServer(args, index, run_dir / "logs", threads)
         return self._server.start()
 
+    def check(self) -> None:
+        """Do nothing while the server runs; an EngineError otherwise."""
+        self._server.process.check()
+
     def stop(self) -> None:
         """End the server."""
         self._server.stop()
@@ -55,7 +59,7 @@ class RolloutActor:
     async def start(self, args: Options, worker_urls: Sequence[str], num_ranks: int, run_dir: Path) -> None:
         """Bring up the router and load the plugins."""
         self._messages = MessageCollector(run_dir / "logs" / "rollout.log")
-        self._router = None
+        self._router: Router | None = None
         if worker_urls:
             self._router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
         url = self._router.url if self._router else ""
@@ -71,7 +75,9 @@ class RolloutActor:
         return await self._manager.evaluate()
 
     async def progress(self) -> tuple[Tally, list[str]]:
-        """The counts of the round under way, and warnings since the last call."""
+        """The counts of the round under way, and warnings since the last call; an EngineError without a router."""
+        if self._router is not None:
+            self._router.process.check()
         return self._manager.progress(), self._messages.take()
 
     async def save(self, directory: Path) -> None:

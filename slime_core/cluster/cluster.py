@@ -148,9 +148,13 @@ class Cluster:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
     def _watch(self, call: Any, on_progress: OnProgress) -> Any:
-        """The result of a call to the manager, with its progress reported meanwhile."""
+        """The result of a call to the manager; meanwhile progress is reported and the servers are watched.
+
+        Without a server the call would retry its requests until --request-timeout-s.
+        """
         while not ray.wait([call], timeout=POLL_S)[0]:
             self._report(on_progress)
+            self._get([engine.check.remote() for engine in self._engines])
         result = self._get(call)
         self._report(on_progress)
         return result

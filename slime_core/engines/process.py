@@ -40,6 +40,15 @@ class ServerProcess:
         """The server's exit code, None while it runs."""
         return self._process.poll()
 
+    def check(self) -> None:
+        """Do nothing while the server runs.
+
+        Raises:
+            EngineError: with the end of its log, when it has exited.
+        """
+        if (code := self.exit_code()) is not None:
+            raise EngineError(f"{self.name} exited with code {code}.\n{self.log_tail()}")
+
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> None:
         """Poll until `ready()`.
 
@@ -48,8 +57,7 @@ class ServerProcess:
         """
         deadline = time.monotonic() + timeout_s
         while not ready():
-            if (code := self.exit_code()) is not None:
-                raise EngineError(f"{self.name} exited with code {code} while starting.\n{self.log_tail()}")
+            self.check()
             if time.monotonic() > deadline:
                 raise EngineError(f"{self.name} was not ready after {timeout_s:.0f} s.\n{self.log_tail()}")
             time.sleep(poll_s)

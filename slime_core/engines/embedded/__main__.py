@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -56,11 +57,11 @@ def _load_and_serve(args: argparse.Namespace, listener: socket.socket) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # imported late: a wrong command line or a busy port is told at once, not after seconds of importing torch
     import torch
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     from slime_core.engines.embedded.language_model import ModelLoadError, load_language_model
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         language_model = load_language_model(args.model_path, getattr(torch, args.dtype), args.context_length)
     except ModelLoadError as error:
@@ -94,6 +95,7 @@ async def _serve(args: argparse.Namespace, listener: socket.socket, language_mod
     kv_bytes = int(args.kv_memory_gb * 2**30)
     engine = Engine(language_model, args.max_running_requests, kv_bytes, args.seed, server.deliver)
     server.attach(engine)
+    logging.getLogger("aiohttp.server").addFilter(_is_no_protocol_error)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -106,6 +108,13 @@ async def _serve(args: argparse.Namespace, listener: socket.socket, language_mod
     # the engine first: what runs is answered with what it has before connections close
     await asyncio.to_thread(engine.stop)
     await runner.cleanup()
+
+
+def _is_no_protocol_error(record: logging.LogRecord) -> bool:
+    """Keep the log to what matters: the router asks every new worker whether it speaks HTTP/2, and is refused."""
+    from aiohttp.http_exceptions import BadHttpMessage
+
+    return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage))
 
 
 def _fail(message: str) -> int:
