@@ -124,18 +124,18 @@ class Cluster:
         self._manager = RolloutActor.remote()  # type: ignore[attr-defined]
         self._engines = [_seat(EngineActor, group, seat) for seat in layout.engines]
         self._trainers = [_seat(TrainerActor, group, seat) for seat in layout.trainers]
+        serving = self._start_engines()
         loading = self._start_trainers(device)
-        # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
-        engine_threads = 0 if len(self._engines) == 1 else threads_each(None, len(self._engines))
-        urls: list[str] = self._get(
-            [
-                e.start.remote(args, i, self._run_dir, args.engine_threads or engine_threads)
-                for i, e in enumerate(self._engines)
-            ]
-        )
+        urls: list[str] = self._get(serving)
         self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
         self._get(loading)
         self._get(self._trainers[0].connect.remote(args, urls, self._run_dir))
+
+    def _start_engines(self) -> list[Any]:
+        # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
+        fair = 0 if len(self._engines) == 1 else threads_each(None, len(self._engines))
+        threads = self._args.engine_threads or fair
+        return [e.start.remote(self._args, i, self._run_dir, threads) for i, e in enumerate(self._engines)]
 
     def _start_trainers(self, device: str) -> list[Any]:
         address = self._get(self._trainers[0].reserve_address.remote(self._args.ray_address is None))

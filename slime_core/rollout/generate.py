@@ -11,6 +11,9 @@ from slime_core.options import Options
 from slime_core.plugins import Bound
 from slime_core.types import Sample
 
+SEED_STRIDE = 1_000_003
+"""A prime above the samples of most runs, so that runs of neighbouring seeds do not share sample seeds."""
+
 
 def sampling_params(args: Options) -> dict[str, Any]:
     """The run's sampling parameters in SGLang's words."""
@@ -23,6 +26,11 @@ def sampling_params(args: Options) -> dict[str, Any]:
         "stop": args.stop,
         "stop_token_ids": args.stop_token_ids,
     }
+
+
+def sampling_seed(args: Options, sample: Sample) -> int:
+    """A seed of the sample's own: its tokens depend neither on its neighbours nor on whether the run was resumed."""
+    return (args.seed * SEED_STRIDE + sample.index) % 2**31
 
 
 async def generate_samples(
@@ -40,11 +48,12 @@ async def generate_samples(
     Raises:
         PluginError: when the plugin returns anything but a list of at least one sample.
     """
+    own = {"sampling_seed": sampling_seed(args, sample), **sample.sampling_params}
     made = await generate(
         args=args,
         engine=engine,
         sample=sample,
-        sampling_params={**params, **sample.sampling_params},
+        sampling_params={**params, **own},
         evaluation=evaluation,
     )
     if not isinstance(made, list) or not made or not all(isinstance(s, Sample) for s in made):

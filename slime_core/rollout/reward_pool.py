@@ -32,6 +32,7 @@ class RewardPool:
             initializer=reward_worker.start,
             initargs=(args, list(references), int(args.reward_memory_gib * 2**30)),
         )
+        self._pool.schedule(reward_worker.ready)  # the workers start now, not with the first sample
 
     async def grade(self, hook: str, reference: str, subject: dict[str, Any]) -> Any:
         """The result of a plugin's hook. Cancelling the call kills the grader.

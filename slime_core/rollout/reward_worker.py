@@ -26,6 +26,10 @@ def start(args: Options, references: Sequence[str], memory_bytes: int) -> None:
     _plugins.set(load_plugins(args, references))
 
 
+def ready() -> None:
+    """Do nothing; a pool starts its processes with the first task."""
+
+
 def grade(args: Options, hook: str, reference: str, subject: dict[str, Any]) -> tuple[Any, str | None]:
     """The plugin's result and None, or None and why it failed: its exception types need not exist in the parent."""
     try:

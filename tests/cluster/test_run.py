@@ -55,6 +55,24 @@ def test_a_killed_run_leaves_nothing_and_resumes_where_it_was(start_run, read_ro
     assert [row["data/drawn"] for row in trained] == [4 * (step + 1) for step in range(done + 2)]
 
 
+def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(start_run, read_rows, tmp_path):
+    def finish(*words: str) -> tuple[bytes, list[float]]:
+        run = start_run(*words)
+        code, output = run.finish()
+        assert code == 0, output
+        run_dir = tmp_path / "runs" / "run"
+        weights = (run_dir / "checkpoints" / "latest" / "model" / "model.safetensors").read_bytes()
+        rewards = [row["reward/mean"] for row in rounds(read_rows())]
+        return weights, rewards
+
+    unbroken = finish("--num-rollout", "4")
+    (tmp_path / "runs" / "run").rename(tmp_path / "runs" / "unbroken")
+    finish("--num-rollout", "2")
+    resumed = finish("--resume", "run", "--num-rollout", "4")
+    assert resumed == unbroken
+    assert len(set(resumed[1])) > 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_cleans_up(start_run, read_rows, number):
     run = start_run("--num-rollout", "1000")
