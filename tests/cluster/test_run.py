@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -53,6 +55,28 @@ def test_a_killed_run_leaves_nothing_and_resumes_where_it_was(start_run, read_ro
     trained = rounds(read_rows())
     assert [row["step"] for row in trained] == list(range(done + 2)), "every round once"
     assert [row["data/drawn"] for row in trained] == [4 * (step + 1) for step in range(done + 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_that_is_killed_again_and_again_trains_every_round_once(start_run, read_rows):
+    """The short version is the test above; here the kills come at any point, in the middle of saves too."""
+    random = Random(0)
+    words = ["--num-rollout", "30", "--save-interval", "1"]
+    for attempt in range(8):
+        run = start_run(*words, *(["--resume", "run"] if attempt else []))
+        run.wait_for(lambda: (run.log.parent / "runs" / "run" / "checkpoints" / "latest").exists())
+        deadline = time.monotonic() + random.uniform(0.0, 8.0)
+        while time.monotonic() < deadline and run.process.poll() is None:
+            time.sleep(0.01)
+        run.process.kill()
+        run.process.wait()
+        run.assert_nothing_left()
+    code, output = start_run(*words, "--resume", "run").finish(600)
+    assert code == 0, output
+    trained = rounds(read_rows())
+    assert [row["step"] for row in trained] == list(range(30))
+    assert [row["data/drawn"] for row in trained] == [4 * (step + 1) for step in range(30)]
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(start_run, read_rows, tmp_path):
