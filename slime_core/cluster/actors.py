@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from slime_core.weights.sync import WeightSync
 
 MAX_MESSAGES = 100
 """Warnings kept for the driver between two polls."""
+
+
+GC_THRESHOLDS = (50_000, 20, 100)
+"""Python's own are made for programs that hold far fewer objects than a round of answers."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,10 @@ class RolloutActor:
             self._router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
         url = self._router.url if self._router else ""
         self._manager = RolloutManager(args, url, worker_urls, num_ranks)
+        # What start-up made stays: the collector need not look at it again with every few hundred answers.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
 
     async def rollout(self, step: int) -> RoundRefs:
         """Collect a round."""

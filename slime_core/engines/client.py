@@ -103,9 +103,9 @@ class EngineClient:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     status, content = await self._post(url, body, headers)
-                problem = f"HTTP {status}: {_message(content)}"
                 if status == 200:
                     return orjson.loads(content)
+                problem = f"HTTP {status}: {_message(content)}"
                 if 400 <= status < 500:
                     raise EngineError(f"the engine refused a request ({problem})")
             except (aiohttp.ClientError, ConnectionError, TimeoutError, orjson.JSONDecodeError) as error:

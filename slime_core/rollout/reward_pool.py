@@ -25,7 +25,7 @@ class RewardPool:
         # Workers are forked from a clean server process that has the code imported: a killed one is replaced in ms.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", reward_worker.__name__])
-        self._args = args
+        self._timeout_s: float = args.reward_timeout_s
         self._pool = ProcessPool(
             max_workers=args.reward_workers,
             context=context,
@@ -40,14 +40,11 @@ class RewardPool:
         Raises:
             RewardFailure: when the plugin raised, took too long, or its process died.
         """
-        timeout_s = self._args.reward_timeout_s
-        future = self._pool.schedule(
-            reward_worker.grade, args=[self._args, hook, reference, subject], timeout=timeout_s
-        )
+        future = self._pool.schedule(reward_worker.grade, args=[hook, reference, subject], timeout=self._timeout_s)
         try:
             result, failure = await asyncio.wrap_future(future)
         except GraderTimeout:
-            raise RewardFailure(f"took longer than {timeout_s:g} s and was killed") from None
+            raise RewardFailure(f"took longer than {self._timeout_s:g} s and was killed") from None
         except ProcessExpired as expired:
             raise RewardFailure(f"its worker process died with exit code {expired.exitcode}") from None
         if failure is not None:

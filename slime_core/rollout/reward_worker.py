@@ -15,7 +15,7 @@ from slime_core.options import Options
 from slime_core.plugins import Plugins, load_plugins
 
 PR_SET_PDEATHSIG = 1
-_plugins: ContextVar[Plugins] = ContextVar("plugins")
+_prepared: ContextVar[tuple[Options, Plugins]] = ContextVar("prepared")
 
 
 def start(args: Options, references: Sequence[str], memory_bytes: int) -> None:
@@ -23,17 +23,18 @@ def start(args: Options, references: Sequence[str], memory_bytes: int) -> None:
     _die_with_parent()
     with contextlib.suppress(ValueError, OSError):  # macOS refuses an address-space limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    _plugins.set(load_plugins(args, references))
+    _prepared.set((args, load_plugins(args, references)))
 
 
 def ready() -> None:
     """Do nothing; a pool starts its processes with the first task."""
 
 
-def grade(args: Options, hook: str, reference: str, subject: dict[str, Any]) -> tuple[Any, str | None]:
+def grade(hook: str, reference: str, subject: dict[str, Any]) -> tuple[Any, str | None]:
     """The plugin's result and None, or None and why it failed: its exception types need not exist in the parent."""
+    args, plugins = _prepared.get()
     try:
-        return _plugins.get().bind(hook, reference)(args=args, engine=None, **subject), None
+        return plugins.bind(hook, reference)(args=args, engine=None, **subject), None
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 

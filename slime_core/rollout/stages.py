@@ -70,7 +70,10 @@ class Stages:
             evaluation=self.evaluation,
             take_index=self.take_index,
         )
-        await gather(self.rewards.score_sample(one, self.tally) for one in made)
+        if len(made) == 1:  # the usual case needs no task of its own
+            await self.rewards.score_sample(made[0], self.tally)
+        else:
+            await gather(self.rewards.score_sample(one, self.tally) for one in made)
         return made
 
     def _count(self, finished: Group) -> None:

@@ -59,13 +59,13 @@ def test_a_killed_run_leaves_nothing_and_resumes_where_it_was(start_run, read_ro
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_run_that_is_killed_again_and_again_trains_every_round_once(start_run, read_rows):
+def test_a_run_that_is_killed_again_and_again_trains_every_round_once(start_run, read_rows, tmp_path):
     """The short version is the test above; here the kills come at any point, in the middle of saves too."""
     random = Random(0)
     words = ["--num-rollout", "30", "--save-interval", "1"]
     for attempt in range(8):
         run = start_run(*words, *(["--resume", "run"] if attempt else []))
-        run.wait_for(lambda: (run.log.parent / "runs" / "run" / "checkpoints" / "latest").exists())
+        run.wait_for((tmp_path / "runs" / "run" / "checkpoints" / "latest").exists)
         deadline = time.monotonic() + random.uniform(0.0, 8.0)
         while time.monotonic() < deadline and run.process.poll() is None:
             time.sleep(0.01)
