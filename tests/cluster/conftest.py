@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from tiny_model import write_model
 
 MARKER = "SLIME_TEST_RUN"

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
-from tiny_model import byte_tokenizer
 
 from slime_core import EngineError, Status
 from slime_core.engines.client import EngineClient, parse_generation
 from slime_core.engines.process import LOOPBACK, free_port
+from tiny_model import byte_tokenizer
 
 CAPTURES = Path(__file__).parent / "captures"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

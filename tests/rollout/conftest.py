@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import CONTEXT, byte_tokenizer
 
 from slime_core.options import Options, parse
 from slime_core.rollout.manager import RolloutManager
+from tiny_model import CONTEXT, byte_tokenizer
 
 ECHO = """
 from slime_core import Status, hookimpl

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from conftest import make_shard, random_samples
-
 from slime_core.options import parse
 from slime_core.training.torch_backend.trainer import TorchTrainer
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_model import byte_tokenizer, write_model
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
@@ -19,6 +18,7 @@ from slime_core.options import Options, parse
 from slime_core.weights.checksum import compare
 from slime_core.weights.disk import PREFIX, DiskTransport, remove_stale
 from slime_core.weights.sync import WeightSync
+from tiny_model import byte_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_filters.nonzero_std import dynamic_filter
 
 from slime_core import Drop
 from slime_core.testing import make_group, make_options
+from slime_filters.nonzero_std import dynamic_filter
 
 
 @pytest.fixture(scope="module")

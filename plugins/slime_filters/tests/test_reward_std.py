@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_filters.reward_std import over_sampling_filter, reward_std
 
 from slime_core.testing import make_group, make_sample
+from slime_filters.reward_std import over_sampling_filter, reward_std
 
 
 def test_the_group_that_differs_most_comes_first():

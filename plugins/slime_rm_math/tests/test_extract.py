@@ -3,6 +3,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slime_rm_math import accepted_answers, last_boxed
 
 BALANCED = st.recursive(

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+
 from slime_core.testing import make_options, make_sample
 from slime_rm_math import reward
 

@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from slime_search_r1.corpus import Corpus, Document, read_corpus
 
 from slime_core import DataError
+from slime_search_r1.corpus import Corpus, Document, read_corpus
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from slime_search_r1 import SearchR1
 
 from slime_core import OptionError, Sample, Status
 from slime_core.testing import ScriptedEngine, make_options
+from slime_search_r1 import SearchR1
 
 SEARCH, ANSWER = "<search>tea</search>", "<answer>kettle</answer>"
 INFORMATION = "<information>kettle</information>"

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from slime_search_r1 import SearchR1
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from slime_core import Sample, Status
 from slime_core.engines.client import EngineClient
 from slime_core.testing import make_options
+from slime_search_r1 import SearchR1
 
 SAYS = {
     "?": "<search>",
