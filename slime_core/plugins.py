@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ import pluggy
 from pluggy import HookImpl, PluginManager
 
 from slime_core import hookspecs
+from slime_core.bound import Bound
 from slime_core.errors import PluginError
 from slime_core.hookspecs import EITHER_COLOUR, PROJECT
 
@@ -95,78 +96,6 @@ def absolute_reference(reference: str) -> str:
     return f"{Path(path).expanduser().resolve()}{colon}{attribute}" if _is_file(reference) else reference
 
 
-@dataclass(frozen=True)
-class Bound:
-    """One plugin's implementation of a hook inside every loaded wrapper of that hook; called by keyword."""
-
-    hook: str
-    name: str
-    origin: str
-    impl: HookImpl
-    wrappers: tuple[HookImpl, ...]
-    """Outermost first."""
-
-    @property
-    def is_async(self) -> bool:
-        """Whether calling it gives a coroutine."""
-        return inspect.iscoroutinefunction(self.impl.function)
-
-    def __call__(self, **kwargs: Any) -> Any:
-        """The hook's result; for an `async def` implementation, its coroutine."""
-        if self.is_async:
-            return self._call_async(kwargs)
-        entered = self._enter(kwargs)
-        try:
-            outcome: Any = _call(self.impl, kwargs)
-        except BaseException as error:
-            return _leave(entered, None, error)
-        return _leave(entered, outcome, None)
-
-    async def _call_async(self, kwargs: dict[str, Any]) -> Any:
-        entered = self._enter(kwargs)
-        try:
-            outcome = await _call(self.impl, kwargs)
-        except BaseException as error:
-            return _leave(entered, None, error)
-        return _leave(entered, outcome, None)
-
-    def _enter(self, kwargs: dict[str, Any]) -> list[Generator[None, Any, Any]]:
-        entered = []
-        try:
-            for wrapper in self.wrappers:
-                generator = _call(wrapper, kwargs)
-                next(generator)
-                entered.append(generator)
-        except BaseException as error:
-            _leave(entered, None, error)
-            raise
-        return entered
-
-
-def _call(impl: HookImpl, kwargs: dict[str, Any]) -> Any:
-    return impl.function(*[kwargs[name] for name in impl.argnames])
-
-
-def _leave(entered: list[Generator[None, Any, Any]], result: Any, error: BaseException | None) -> Any:
-    """Resume the wrappers, innermost first, each with the result or the error of what it wraps."""
-    for generator in reversed(entered):
-        try:
-            if error is None:
-                generator.send(result)
-            else:
-                generator.throw(error)
-        except StopIteration as stop:
-            result, error = stop.value, None
-        except BaseException as raised:
-            error = raised
-        else:
-            error = RuntimeError("a wrapper must yield exactly once")
-            generator.close()
-    if error is not None:
-        raise error
-    return result
-
-
 @dataclass
 class Plugins:
     """The plugins that one process has loaded."""
@@ -232,6 +161,11 @@ class Plugins:
             close = getattr(instance, "close", None)
             if inspect.isclass(loaded.plugin) and not inspect.isclass(instance) and close is not None:
                 close()
+
+    def wrapping(self, hooks: Iterable[str]) -> list[str]:
+        """References of the loaded plugins that wrap one of these hooks, in the order they were loaded."""
+        names = {impl.plugin_name for hook in hooks for impl in self._impls(hook) if impl.wrapper}
+        return [loaded.reference for loaded in self.loaded.values() if loaded.name in names]
 
     def implements(self, hook: str, name: str) -> bool:
         """Whether a loaded plugin has an implementation (not only a wrapper) of the hook."""
@@ -326,7 +260,7 @@ def _import(reference: str) -> tuple[Any, str]:
         found = find(reference)
         try:
             return found.entry_point.load(), found.origin()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _not_loaded(reference, found.origin(), error) from error
     if not attribute:
         return module, origin
@@ -345,7 +279,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[f"{PROJECT}_file_{path.stem}"] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _not_loaded(path.stem, str(path), error) from error
     return module
 
@@ -356,11 +290,11 @@ def _import_module(name: str) -> ModuleType:
         sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _not_loaded(name, f"module {name}", error) from error
 
 
-def _not_loaded(name: str, origin: str, error: Exception) -> PluginError:
+def _not_loaded(name: str, origin: str, error: BaseException) -> PluginError:
     return PluginError(f"plugin '{name}' from {origin} could not be loaded: {type(error).__name__}: {error}")
 
 

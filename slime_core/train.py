@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slime_core.bound import Bound, blamed
 from slime_core.cluster.cluster import Cluster
 from slime_core.options import OPTIONS_FILE, Options, write_options
-from slime_core.plugins import Plugins, load_plugins
+from slime_core.plugins import load_plugins
 from slime_core.rollout.tally import Tally
 from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
 from slime_core.tracking.metrics import perf_metrics
@@ -22,7 +23,8 @@ def train(args: Options) -> Path:
     """
     run_dir = create_run_dir(args)
     write_options(args, run_dir / OPTIONS_FILE)
-    trackers = load_plugins(args, args.tracker)
+    plugins = load_plugins(args, args.tracker)
+    trackers = [plugins.bind("log_metrics", name) for name in args.tracker]
     try:
         with Progress(args) as progress:
             with progress.phase("starting Ray, engines and trainers"):
@@ -30,7 +32,7 @@ def train(args: Options) -> Path:
             with cluster:
                 Run(args, run_dir, cluster, progress, trackers).loop()
     finally:
-        trackers.close()
+        plugins.close()
         draw_chart(run_dir)
     return run_dir
 
@@ -38,7 +40,7 @@ def train(args: Options) -> Path:
 class Run:
     """One run's loop, with what it needs at every step."""
 
-    def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: Plugins) -> None:
+    def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: list[Bound]):
         self._args, self._run_dir, self._cluster = args, run_dir, cluster
         self._progress, self._trackers = progress, trackers
 
@@ -65,12 +67,9 @@ class Run:
         with phase("train", step=step):
             trained = cluster.train(step, collected)
         with phase("weights", step=step):
-            sent = cluster.send_weights(step + 1)
-        metrics = collected.metrics | trained | sent
-        perf = perf_metrics(
-            self._progress.lap(), rollout_tokens=collected.num_tokens, train_tokens=trained["train/num_tokens"]
-        )
-        self._log(step, metrics | perf)
+            metrics = collected.metrics | trained | cluster.send_weights(step + 1)
+        tokens = {"rollout_tokens": collected.num_tokens, "train_tokens": trained["train/num_tokens"]}
+        self._log(step, metrics | perf_metrics(self._progress.lap(), **tokens))
 
     def _evaluate(self, step: int) -> None:
         if self._args.eval_data:
@@ -88,7 +87,9 @@ class Run:
             self._cluster.save(directory)
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
-        self._trackers.manager.hook.log_metrics(args=self._args, step=step, metrics=metrics)
+        for tracker in self._trackers:
+            with blamed(tracker):
+                tracker(args=self._args, step=step, metrics=metrics)
 
     def _show(self, tally: Tally, warnings: list[str]) -> None:
         """Called a few times a second while the rollout manager works."""

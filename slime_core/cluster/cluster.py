@@ -223,9 +223,9 @@ def _start_ray(args: Options, num_cpus: int) -> None:
         # Engines and trainers share the cores: threads that spin while they wait cost the others ten times the time.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    options: dict[str, Any] = {"address": args.ray_address} if args.ray_address else {"num_cpus": num_cpus}
+    options: dict[str, Any] = {"address": args.ray_address or "local"}
     if not args.ray_address:
-        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        options |= {"num_cpus": num_cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         ray.init(
             log_to_driver=False,
@@ -233,5 +233,5 @@ def _start_ray(args: Options, num_cpus: int) -> None:
             runtime_env={"env_vars": environment},
             **options,
         )
-    except (ConnectionError, RuntimeError, TimeoutError) as error:
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         raise ClusterError(f"Ray did not start: {_first_line(error)}") from error

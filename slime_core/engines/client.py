@@ -130,6 +130,39 @@ class EngineClient:
             return answer.status, await answer.read()
 
 
+SEED_STRIDE, REQUEST_STRIDE = 1_000_003, 7_919
+"""Primes that keep the seeds of neighbouring runs, samples and requests apart."""
+
+
+class SampleEngine:
+    """The engine as the generator of one sample sees it: the sample's k-th request has a seed of its own.
+
+    So what a sample says depends neither on its neighbours nor on whether the run was resumed, and the branches of a
+    fan-out differ. A `sampling_seed` that the caller gives stays.
+    """
+
+    def __init__(self, client: EngineClient, run_seed: int, sample_index: int) -> None:
+        self._client = client
+        self._seed = run_seed * SEED_STRIDE + sample_index
+        self._num_requests = 0
+        self.tokenizer = client.tokenizer
+        self.context_tokens = client.context_tokens
+
+    async def generate(
+        self,
+        tokens: Sequence[int] | IntArray,
+        sampling_params: dict[str, Any],
+        *,
+        session_id: str | None = None,
+        image_data: Sequence[str] | None = None,
+    ) -> Generation:
+        """Continue `tokens`; see `EngineClient.generate`."""
+        seed = (self._seed * REQUEST_STRIDE + self._num_requests) % 2**31
+        self._num_requests += 1
+        params = {"sampling_seed": seed, **sampling_params}
+        return await self._client.generate(tokens, params, session_id=session_id, image_data=image_data)
+
+
 def parse_generation(answer: dict[str, Any]) -> Generation:
     """An engine's answer to /generate as a Generation; tokens come from the log-probs, never from the text.
 

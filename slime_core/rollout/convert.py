@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from slime_core.bound import Bound, blamed
 from slime_core.errors import PluginError
 from slime_core.options import Options
-from slime_core.plugins import Bound
 from slime_core.types import Group, Shard, TrainBatch
 
 
@@ -20,7 +20,8 @@ async def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatc
     Raises:
         PluginError: when the plugin returns anything else, or arrays that do not fit together.
     """
-    batch = await asyncio.to_thread(bound, args=args, groups=groups)
+    with blamed(bound):
+        batch = await asyncio.to_thread(bound, args=args, groups=groups)
     if not isinstance(batch, TrainBatch):
         raise PluginError(f"plugin '{bound.name}': convert_train_data must return a TrainBatch, got {_kind(batch)}.")
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from slime_core.bound import Bound, blamed
 from slime_core.errors import PluginError
 from slime_core.options import Options
-from slime_core.plugins import Bound
 from slime_core.types import Drop, Group, Status
 
 
@@ -25,7 +25,8 @@ async def first_objection(args: Options, filters: Sequence[Bound], group: Group)
         PluginError: when a filter returns anything else.
     """
     for bound in filters:
-        verdict = await asyncio.to_thread(bound, args=args, samples=group)
+        with blamed(bound):
+            verdict = await asyncio.to_thread(bound, args=args, samples=group)
         if isinstance(verdict, Drop):
             return verdict
         if verdict is not None:
@@ -43,7 +44,8 @@ async def ranked(args: Options, filters: Sequence[Bound], groups: list[Group], n
     """
     for bound in filters:
         given = {id(group) for group in groups}
-        result = await asyncio.to_thread(bound, args=args, groups=list(groups), num_groups=num_groups)
+        with blamed(bound):
+            result = await asyncio.to_thread(bound, args=args, groups=list(groups), num_groups=num_groups)
         known = isinstance(result, list) and {id(group) for group in result} <= given
         if not known or len({id(group) for group in result}) != len(result) or len(result) < num_groups:
             raise PluginError(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from slime_core.engines.client import EngineClient
+from slime_core.bound import Bound, blamed
+from slime_core.engines.client import EngineClient, SampleEngine
 from slime_core.errors import PluginError
 from slime_core.options import Options
-from slime_core.plugins import Bound
-from slime_core.types import Sample
-
-SEED_STRIDE = 1_000_003
-"""A prime above the samples of most runs, so that runs of neighbouring seeds do not share sample seeds."""
+from slime_core.types import Sample, Status
 
 
 def sampling_params(args: Options) -> dict[str, Any]:
@@ -28,11 +26,6 @@ def sampling_params(args: Options) -> dict[str, Any]:
     }
 
 
-def sampling_seed(args: Options, sample: Sample) -> int:
-    """A seed of the sample's own: its tokens depend neither on its neighbours nor on whether the run was resumed."""
-    return (args.seed * SEED_STRIDE + sample.index) % 2**31
-
-
 async def generate_samples(
     args: Options,
     generate: Bound,
@@ -46,16 +39,17 @@ async def generate_samples(
     """What the plugin makes of `sample`; samples of a fan-out share its rollout index and have indices of their own.
 
     Raises:
-        PluginError: when the plugin returns anything but a list of at least one sample.
+        PluginError: when the plugin raises, or returns anything but a list of at least one finished sample.
     """
-    own = {"sampling_seed": sampling_seed(args, sample), **sample.sampling_params}
-    made = await generate(
-        args=args,
-        engine=engine,
-        sample=sample,
-        sampling_params={**params, **own},
-        evaluation=evaluation,
-    )
+    seen = SampleEngine(engine, args.seed, sample.index)
+    with blamed(generate):
+        made = await generate(
+            args=args,
+            engine=seen,
+            sample=sample,
+            sampling_params={**params, **sample.sampling_params},
+            evaluation=evaluation,
+        )
     if not isinstance(made, list) or not made or not all(isinstance(s, Sample) for s in made):
         what = f"a list of {len(made)}" if isinstance(made, list) else type(made).__name__
         raise PluginError(
@@ -63,6 +57,13 @@ async def generate_samples(
             f"for sample {sample.index}."
         )
     for position, one in enumerate(made):
+        if one.status is Status.PENDING:
+            raise PluginError(
+                f"plugin '{generate.name}': generate left sample {sample.index} PENDING; `append_generation` sets the "
+                "status, or set it to Status.COMPLETED."
+            )
+        if one.reward is not None and not math.isfinite(one.reward):
+            raise PluginError(f"plugin '{generate.name}': generate gave sample {sample.index} the reward {one.reward}.")
         one.group_index, one.rollout_index = sample.group_index, sample.rollout_index
         if position and one.index == sample.index:
             one.index = take_index()

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
 from slime_core.engines.model_dir import context_length, load_tokenizer
 from slime_core.errors import CheckpointError, PluginError
@@ -18,7 +19,7 @@ from slime_core.plugins import load_plugins
 from slime_core.rollout.convert import convert, split
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
 from slime_core.rollout.loop_monitor import LoopMonitor
-from slime_core.rollout.reward import Rewards, bind_graders
+from slime_core.rollout.reward import Rewards
 from slime_core.rollout.source import Source
 from slime_core.rollout.stages import Stages
 from slime_core.rollout.tally import Tally
@@ -76,7 +77,7 @@ class RolloutManager:
         self._eval_datasets = open_eval_datasets(args)
         self._rollout = bind("rollout", args.rollout)
         self._convert = bind("convert_train_data", args.convert_train_data)
-        self._rewards = Rewards(args, bind_graders(args, self._plugins), self.engine)
+        self._rewards = Rewards(args, self._plugins, self.engine)
         self._stages = Stages(
             args=args,
             engine=self.engine,
@@ -96,7 +97,10 @@ class RolloutManager:
         """Collect the round of `step` and split it for the trainer ranks."""
         started, tokens_before = time.monotonic(), self.engine.num_tokens_generated
         stages = self._stages = self._stages.with_tally(Tally())
-        groups = await self._rollout(args=self._args, step=step, source=self.source, engine=self.engine, stages=stages)
+        with blamed(self._rollout):
+            groups = await self._rollout(
+                args=self._args, step=step, source=self.source, engine=self.engine, stages=stages
+            )
         self._check_groups(groups)
         collected = time.monotonic()
         batch = await convert(self._args, self._convert, groups)
@@ -129,9 +133,20 @@ class RolloutManager:
         return self._stages.tally
 
     def save(self, directory: Path) -> None:
-        """Write the source, its buffer and the counters; call it between rounds."""
+        """Write the source, its buffer and the counters; call it between rounds.
+
+        Raises:
+            CheckpointError: when a plugin keeps what JSON cannot hold.
+        """
         state = {"source": self.source.state_dict(), "num_trained": self.num_trained, "num_dropped": self.num_dropped}
-        (directory / STATE_FILE).write_bytes(orjson.dumps(state))
+        try:
+            content = orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError as error:
+            raise CheckpointError(
+                f"the rollout side cannot be saved: {error}. What get_samples keeps in `state`, and labels and "
+                "metadata of samples, must be JSON-able."
+            ) from None
+        (directory / STATE_FILE).write_bytes(content)
 
     def load(self, directory: Path) -> None:
         """Go on from `save`.

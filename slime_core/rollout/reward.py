@@ -9,10 +9,11 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.bound import Bound
 from slime_core.engines.client import EngineClient
 from slime_core.errors import DataError, PluginError
 from slime_core.options import Options, RewardChoice
-from slime_core.plugins import Bound, Plugins
+from slime_core.plugins import Plugins
 from slime_core.rollout.reward_pool import RewardFailure, RewardPool
 from slime_core.rollout.tally import Tally
 from slime_core.types import Group, Sample, Status
@@ -51,12 +52,13 @@ def bind_graders(args: Options, plugins: Plugins) -> list[Grader]:
 class Rewards:
     """Grades samples and groups with the graders that apply to them."""
 
-    def __init__(self, args: Options, graders: list[Grader], engine: EngineClient) -> None:
+    def __init__(self, args: Options, plugins: Plugins, engine: EngineClient) -> None:
         self._args = args
-        self._graders = graders
+        self._graders = graders = bind_graders(args, plugins)
         self._engine = engine
         in_workers = [grader.choice.reference for grader in graders if not grader.bound.is_async]
-        self._pool = RewardPool(args, in_workers) if in_workers else None
+        wrapping = plugins.wrapping(["reward", "group_reward"])
+        self._pool = RewardPool(args, [*in_workers, *wrapping]) if in_workers else None
 
     async def score_sample(self, sample: Sample, tally: Tally) -> None:
         """Run the per-sample rewards of a finished sample; one that a generator filled is kept."""

@@ -35,7 +35,7 @@ def grade(hook: str, reference: str, subject: dict[str, Any]) -> tuple[Any, str 
     args, plugins = _prepared.get()
     try:
         return plugins.bind(hook, reference)(args=args, engine=None, **subject), None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, f"{type(error).__name__}: {error}"
 
 

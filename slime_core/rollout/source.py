@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from slime_core.bound import Bound, blamed
 from slime_core.engines.client import EngineClient
 from slime_core.engines.model_dir import encode_prompt
 from slime_core.errors import DataError, PluginError
 from slime_core.options import Options
-from slime_core.plugins import Bound
 from slime_core.types import Group, Sample
 
 logger = logging.getLogger(__name__)
@@ -80,9 +80,10 @@ class Source:
     async def _take_waiting(self, num_groups: int) -> list[Group]:
         if not self._buffer:
             return []
-        chosen = await asyncio.to_thread(
-            self._buffer_filter, args=self._args, groups=list(self._buffer), num_groups=num_groups
-        )
+        with blamed(self._buffer_filter):
+            chosen = await asyncio.to_thread(
+                self._buffer_filter, args=self._args, groups=list(self._buffer), num_groups=num_groups
+            )
         waiting = {id(group) for group in self._buffer}
         taken = {id(group) for group in chosen}
         if len(chosen) > num_groups or len(taken) != len(chosen) or not taken <= waiting:
@@ -109,7 +110,8 @@ class Source:
         return samples
 
     def _draw_once(self, count: int) -> list[Sample]:
-        drawn = self._get_samples(args=self._args, state=self._state, num_prompts=count)
+        with blamed(self._get_samples):
+            drawn = self._get_samples(args=self._args, state=self._state, num_prompts=count)
         if not isinstance(drawn, list) or len(drawn) != count or not all(isinstance(s, Sample) for s in drawn):
             got = f"{len(drawn)} of them" if isinstance(drawn, list) else type(drawn).__name__
             raise PluginError(

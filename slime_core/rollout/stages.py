@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from slime_core.bound import Bound
 from slime_core.engines.client import EngineClient
 from slime_core.errors import RolloutError
 from slime_core.options import Options
-from slime_core.plugins import Bound
 from slime_core.rollout.filters import first_objection, ranked, scored
 from slime_core.rollout.generate import generate_samples, sampling_params
 from slime_core.rollout.reward import Rewards

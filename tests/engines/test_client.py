@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from slime_core import EngineError, Status
-from slime_core.engines.client import EngineClient, parse_generation
+from slime_core.engines.client import EngineClient, SampleEngine, parse_generation
 from slime_core.engines.process import LOOPBACK, free_port
 from tiny_model import byte_tokenizer
 
@@ -173,3 +173,23 @@ async def test_cancelling_disconnects_so_that_the_engine_can_stop():
         task.cancel()
         await asyncio.wait_for(disconnected.wait(), 5)
         assert client._slots._value == 8
+
+
+async def test_every_request_of_a_sample_has_a_seed_of_its_own_and_the_same_one_each_time():
+    seeds: list[list[int]] = []
+
+    async def note(request: web.Request) -> web.Response:
+        seeds[-1].append((await request.json())["sampling_params"]["sampling_seed"])
+        return web.json_response(captured("generate_greedy_logprob"))
+
+    async with scripted_server(note) as url, client_of(url) as client:
+        for run_seed, index in ((1, 0), (1, 0), (1, 1), (2, 0)):
+            seeds.append([])
+            engine = SampleEngine(client, run_seed, index)
+            for _ in range(3):
+                await engine.generate([1], {"temperature": 1.0})
+        seeds.append([])
+        await SampleEngine(client, 1, 0).generate([1], {"sampling_seed": 5})
+    assert seeds[0] == seeds[1]
+    assert len({seed for row in (seeds[0], seeds[2], seeds[3]) for seed in row}) == 9
+    assert seeds[4] == [5]

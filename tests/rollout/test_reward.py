@@ -95,6 +95,7 @@ def group_reward(samples):
         ("def reward(sample): return float('nan')", "returned nan where"),
         ("def reward(sample): return 'good'", "returned 'good' where"),
         ("def reward(sample): return {'score': 1}", "a dict without the key 'reward'"),
+        ("def reward(sample): import sys; sys.exit(3)", "SystemExit: 3"),
         ("def reward(sample): import os; os._exit(3)", "worker process died with exit code 3"),
         ("def reward(sample):\n    while True: pass", "took longer than 1 s and was killed"),
         ("def reward(sample): return float(len(bytearray(8 << 30)))", "MemoryError"),
@@ -114,6 +115,17 @@ async def test_a_failed_reward_is_failed_with_its_reason(scored, plugin_file, bo
     assert all(s.reward is None and reason in s.failure for s in samples)
     assert tally.failed == {"broken": 2}
     assert reason in tally.first_failure
+
+
+async def test_a_wrapper_in_any_loaded_plugin_reaches_the_workers(scored, plugin_file):
+    filters = plugin_file(
+        "filters",
+        "@hookimpl\ndef dynamic_filter(samples): return None\n"
+        "@hookimpl(wrapper=True)\ndef reward(sample):\n    result = yield\n    return result + 1000",
+    )
+    sample = finished()
+    await scored(sample, words=["--reward", plugin_file("length", LENGTH), "--dynamic-filter", filters])
+    assert sample.reward == 1005.0
 
 
 async def test_a_hanging_grader_does_not_stop_the_others_or_the_loop(make_args, open_manager, plugin_file):

@@ -75,9 +75,10 @@ def test_export_leaves_out_a_tied_head_and_carries_checksums(tied, make_trainer,
     assert json.loads(header["slime_checksums"]) == checksums
 
 
-def test_bfloat16_weights_are_exported_as_such(make_trainer, tmp_path):
-    make_trainer("--dtype", "bfloat16").export_weights(tmp_path)
-    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+@pytest.mark.parametrize("engine_dtype", ["float32", "bfloat16"])
+def test_weights_are_exported_in_the_engines_dtype(make_trainer, tmp_path, engine_dtype):
+    make_trainer("--dtype", "bfloat16", "--engine-dtype", engine_dtype).export_weights(tmp_path)
+    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {getattr(torch, engine_dtype)}
 
 
 def test_a_missing_checkpoint_is_named(make_trainer, tmp_path):

@@ -31,9 +31,10 @@ TOKENIZER_FILES = (
 """Patterns of what lies beside a model's weights and is copied as it is."""
 
 
-def export_weights(model: PreTrainedModel, directory: Path) -> dict[str, str]:
+def export_weights(model: PreTrainedModel, directory: Path, dtype: torch.dtype) -> dict[str, str]:
     """Write `directory/model.safetensors` with its checksums in the header, and return them by name.
 
+    Floating-point tensors are written as `dtype`, the engines' own.
     A tensor that shares another's memory (a tied output head) is written once, under its first name.
     """
     tensors: dict[str, torch.Tensor] = {}
@@ -43,7 +44,8 @@ def export_weights(model: PreTrainedModel, directory: Path) -> dict[str, str]:
         if tensor.numel() and memory in seen:
             continue
         seen.add(memory)
-        tensors[name] = tensor.detach().to("cpu").contiguous()
+        kept = dtype if tensor.is_floating_point() else tensor.dtype
+        tensors[name] = tensor.detach().to("cpu", kept).contiguous()
     checksums = model_checksums(tensors)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(

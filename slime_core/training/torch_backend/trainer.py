@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from slime_core.algorithms import token_weights
+from slime_core.bound import Bound, blamed
 from slime_core.errors import CheckpointError, PluginError, SlimeError
-from slime_core.plugins import Bound, load_plugins
+from slime_core.plugins import load_plugins
 from slime_core.training.batch import TensorBatch, micro_batches
 from slime_core.training.torch_backend import checkpoint
 from slime_core.training.torch_backend.meters import Meters, round_metrics
@@ -118,7 +119,7 @@ class TorchTrainer:
             return
         rewards = torch.from_numpy(shard.round_rewards.astype(np.float64)).to(self._device)
         groups = torch.from_numpy(shard.round_group_index.astype(np.int64)).to(self._device)
-        with torch.no_grad():
+        with torch.no_grad(), blamed(self._estimate):
             given = self._estimate(args=self._args, batch=batch, round_rewards=rewards, round_group_index=groups)
         advantages, returns = _pair(self._estimate, given, "(advantages, returns)")
         for what, value in (("advantages", advantages), ("returns", returns)):
@@ -155,7 +156,8 @@ class TorchTrainer:
             logprobs, entropy = self._policy.logprobs(some)
             if some.old_logprobs is None:
                 some.old_logprobs = logprobs.detach()
-            given = self._loss(args=self._args, batch=some, logprobs=logprobs, entropy=entropy)
+            with blamed(self._loss):
+                given = self._loss(args=self._args, batch=some, logprobs=logprobs, entropy=entropy)
             losses, metrics = _pair(self._loss, given, "(loss, metrics)")
             for what, value in {"a loss": losses, **metrics}.items():
                 _check_per_token(self._loss, what, value, some.num_response_tokens)
@@ -185,7 +187,7 @@ class TorchTrainer:
     # --- weights and checkpoints --------------------------------------------------------------------------------------
     def export_weights(self, directory: Path) -> dict[str, str]:
         """Write the weights for the engines; their checksums by name."""
-        return checkpoint.export_weights(self._policy.model, directory)
+        return checkpoint.export_weights(self._policy.model, directory, getattr(torch, self._args.engine_dtype))
 
     def save(self, directory: Path) -> None:
         """Write model and training state; the ranks' weights and optimisers are equal, so rank 0 writes them."""
