@@ -20,7 +20,7 @@ class Wandb:
     """One wandb run, written below the run directory. The key is read by wandb from the environment alone."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        wandb = _import_wandb()
+        self._wandb = wandb = _import_wandb()
         directory = run_dir(args)
         directory.mkdir(parents=True, exist_ok=True)
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
@@ -53,8 +53,9 @@ class Wandb:
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
-        """Write what is buffered and end the run."""
+        """End the run, and wait for wandb's own process, which writes the last of the file after `finish` returns."""
         self._run.finish()
+        self._wandb.teardown()
 
 
 def _import_wandb() -> Any:
