@@ -65,8 +65,9 @@ async def generate(
     """Return the finished samples made from `sample`: usually `[sample]`, several for a fan-out.
 
     Called once a sample, concurrently, on the event loop of the rollout manager. `engine.generate(tokens,
-    sampling_params)` asks the policy and gives a `Generation`; `sample.append_generation` adds it. A sample that is
-    ABORTED comes back later with its tokens under `--partial-rollout`; go on from `sample.tokens`.
+    sampling_params)` asks the policy and gives a `Generation`; `sample.append_generation` adds it. When a round has
+    enough, requests end early: return such a sample ABORTED, as `append_generation` leaves it. Under
+    `--partial-rollout` it comes back, still ABORTED and each branch of a fan-out by itself; go on from `sample.tokens`.
     """
 
 
@@ -124,11 +125,14 @@ def convert_train_data(args: argparse.Namespace, groups: list[Group]) -> TrainBa
 
 
 @hookspec
-async def rollout(args: argparse.Namespace, step: int, source: Any, engine: Any, stages: Any) -> list[Group]:
-    """Return the groups of one training round; replaces the whole collection.
+async def rollout(
+    args: argparse.Namespace, step: int, source: Any, engine: Any, stages: Any, evaluation: bool
+) -> list[Group]:
+    """Return the groups of one training round, or of one evaluation; replaces the whole collection.
 
-    Called once a round, on the event loop of the rollout manager. `source.get_groups(n)` draws and `source.add_groups`
-    puts back; `await stages.run_group(group)` generates and scores a group as the flags say.
+    Called once a round (`--rollout`) and once an evaluation data set (`--eval-rollout`, with `evaluation` True), on the
+    event loop of the rollout manager. `source.get_groups(n)` draws and `source.add_groups` puts back, in an evaluation
+    `source.groups` holds every group; `await stages.run_group(group)` generates and scores one as the flags say.
     """
 
 

@@ -8,7 +8,7 @@ import json
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -59,24 +59,71 @@ def reward_choice(text: str) -> RewardChoice:
 
 
 @dataclass(frozen=True)
-class NamedPath:
-    """One `--eval-data` entry: `heldout=data/test.jsonl`, or a path whose stem is the name."""
+class EvalData:
+    """One `--eval-data` entry: a file, and the settings of its own (None: those of the run)."""
 
     name: str
     path: str
+    n_samples_per_prompt: int | None = None
+    reward: tuple[RewardChoice, ...] | None = None
+    generate: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_response_tokens: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}={self.path}"
+        own = {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self) if f.name not in ("name", "path")}
+        settings = {key: value for key, value in own.items() if value is not None}
+        if not settings:
+            return f"{self.name}={self.path}"
+        return f"{self.name}={_inline_table({'path': self.path, **settings})}"
 
 
-def named_path(text: str) -> NamedPath:
-    """Parse `[NAME=]PATH`."""
-    name, equals, path = text.partition("=")
+def eval_data(text: str) -> EvalData:
+    """Parse `[NAME=]PATH` or `NAME={path = "PATH", ...}`, whose braces hold a TOML inline table."""
+    name, equals, rest = text.partition("=")
     if not equals:
-        return NamedPath(Path(text).stem, text)
-    if not name or not path:
+        return EvalData(Path(text).stem, text)
+    if not name or not rest:
         raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=PATH")
-    return NamedPath(name, path)
+    if not rest.lstrip().startswith("{"):
+        return EvalData(name, rest)
+    try:
+        table = tomllib.loads(f"table = {rest}")["table"]
+    except tomllib.TOMLDecodeError as error:
+        raise argparse.ArgumentTypeError(f"what follows '{name}=' is not a TOML inline table: {error}") from None
+    return _eval_data_of(name, {str(key).replace("-", "_"): value for key, value in table.items()})
+
+
+def _eval_data_of(name: str, table: dict[str, Any]) -> EvalData:
+    known = [f.name for f in fields(EvalData) if f.name != "name"]
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}."
+            raise argparse.ArgumentTypeError(f"data set '{name}' has an unknown setting '{key}'; {hint}")
+    if "path" not in table:
+        raise argparse.ArgumentTypeError(f"data set '{name}' needs a path")
+    if isinstance(table.get("reward"), str):
+        table["reward"] = [table["reward"]]
+    checks: dict[str, Any] = {
+        "path": str,
+        "n_samples_per_prompt": positive_int,
+        "reward": lambda texts: tuple(reward_choice(text) for text in texts),
+        "generate": absolute_reference,
+        "temperature": non_negative,
+        "top_p": fraction,
+        "top_k": int,
+        "max_response_tokens": positive_int,
+    }
+    values = {}
+    for key, value in table.items():
+        try:
+            values[key] = checks[key](value if key == "reward" else str(value))
+        except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"data set '{name}', {key}: {error}") from None
+    return EvalData(name, **values)
 
 
 def positive_int(text: str) -> int:
@@ -149,10 +196,12 @@ def _add_plugins(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--generate",
         type=absolute_reference,
-        default="single_turn",
+        nargs="+",
+        default=["single_turn"],
         metavar="NAME",
-        help="how a prompt becomes samples",
+        help="how a prompt becomes samples; of several the first, unless --generate-field picks another",
     )
+    g.add_argument("--generate-field", metavar="FIELD", help="metadata field of a row that picks one of the generators")
     g.add_argument(
         "--reward",
         type=reward_choice,
@@ -204,6 +253,13 @@ def _add_plugins(parser: argparse.ArgumentParser) -> None:
         help="replaces the whole collection of a round",
     )
     g.add_argument(
+        "--eval-rollout",
+        type=absolute_reference,
+        default="standard",
+        metavar="NAME",
+        help="replaces the collection of an evaluation, by the same hook",
+    )
+    g.add_argument(
         "--advantage-estimator", type=absolute_reference, default="grpo", metavar="NAME", help="rewards to advantages"
     )
     g.add_argument(
@@ -235,6 +291,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--runs-dir", default="runs", metavar="DIR", help="where runs are kept; DIR/latest links to the newest"
     )
     g.add_argument("--num-rollout", type=non_negative_int, default=100, metavar="N", help="rounds to train")
+    g.add_argument(
+        "--num-epoch",
+        type=positive_int,
+        metavar="N",
+        help="train N passes over --prompt-data instead of --num-rollout rounds",
+    )
     g.add_argument(
         "--seed",
         type=non_negative_int,
@@ -330,6 +392,36 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draws in a row of which the filters keep no group, before the run stops",
     )
+    g.add_argument(
+        "--partial-rollout",
+        action="store_true",
+        help="groups that a round did not need are continued in a later one, with the tokens they have",
+    )
+    g.add_argument(
+        "--mask-offpolicy-in-partial-rollout",
+        action="store_true",
+        help="tokens of earlier weights stay out of the loss when a group is continued",
+    )
+    g.add_argument(
+        "--max-staleness",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="weight versions that a trained token may lag; 1: a round is generated while the last one trains (2 with "
+        "--partial-rollout, whose tokens lag one themselves)",
+    )
+    g.add_argument(
+        "--abort-timeout-s",
+        type=positive,
+        default=30.0,
+        metavar="S",
+        help="how long generators that are no longer needed may take to let go",
+    )
+    g.add_argument(
+        "--save-samples",
+        action="store_true",
+        help="write the samples of every round to the run directory, as Parquet",
+    )
 
 
 def _add_rewards(parser: argparse.ArgumentParser) -> None:
@@ -359,7 +451,13 @@ def _add_rewards(parser: argparse.ArgumentParser) -> None:
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("evaluation")
     g.add_argument(
-        "--eval-data", type=named_path, nargs="+", default=[], metavar="NAME=FILE", help="JSONL files to evaluate on"
+        "--eval-data",
+        type=eval_data,
+        nargs="+",
+        default=[],
+        metavar="NAME=FILE",
+        help="files to evaluate on; NAME={path='FILE', n-samples-per-prompt=16, reward=['math'], ...} gives a data set "
+        "its own settings, as does a table [eval-data.NAME] of the config file",
     )
     g.add_argument(
         "--eval-interval",
@@ -410,7 +508,10 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--router-port", type=non_negative_int, default=0, metavar="PORT", help="0: any free one")
     g.add_argument(
-        "--router-policy", choices=["round_robin", "random", "cache_aware", "power_of_two"], default="round_robin"
+        "--router-policy",
+        choices=["round_robin", "random", "cache_aware", "power_of_two", "manual"],
+        default="round_robin",
+        help="manual: the turns of a sample go to one engine",
     )
 
 
@@ -420,7 +521,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="DIR", help="the model to train, in the Hugging Face format (config, weights, tokenizer)"
     )
     g.add_argument("--train-backend", choices=["torch"], default="torch")
-    g.add_argument("--num-trainers", type=positive_int, default=1, metavar="N", help="data-parallel ranks")
+    g.add_argument(
+        "--num-trainers", type=non_negative_int, default=1, metavar="N", help="data-parallel ranks; 0: rollouts only"
+    )
     g.add_argument(
         "--trainer-threads",
         type=positive_int,
@@ -529,6 +632,8 @@ class TomlFile(configargparse.ConfigFileParser):  # type: ignore[misc]
             raise OptionError(f"{name} is not valid TOML: {error}") from None
         flat: dict[str, Any] = {}
         for key, value in document.items():
+            if key.replace("_", "-") == "eval-data" and isinstance(value, dict):
+                value = [f"{name}={_inline_table(settings)}" for name, settings in value.items()]
             entries = value if isinstance(value, dict) and key.replace("_", "-") not in _OBJECT_KEYS else {key: value}
             for inner, content in entries.items():
                 flag = inner.replace("_", "-")
@@ -541,6 +646,13 @@ class TomlFile(configargparse.ConfigFileParser):  # type: ignore[misc]
 
 _OBJECT_KEYS = {"chat-template-kwargs"}
 """Keys whose value is a table itself."""
+
+
+def _inline_table(value: Any) -> str:
+    """TOML for a value of a table, itself a table or a plain path."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    return str(value)
 
 
 def _config_value(value: Any) -> Any:
@@ -638,7 +750,7 @@ def _toml_value(value: Any) -> str:
     """TOML for a flag's value; strings and arrays are written as in JSON."""
     if isinstance(value, dict):
         return json.dumps(json.dumps(value))
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     return json.dumps(value if isinstance(value, bool | int | float) else str(value))
 
@@ -665,7 +777,7 @@ def _resolve_paths(args: argparse.Namespace) -> None:
     for name in ("model", "prompt_data", "runs_dir", "weights_dir"):
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
-    args.eval_data = [NamedPath(e.name, str(Path(e.path).expanduser().resolve())) for e in args.eval_data]
+    args.eval_data = [replace(e, path=str(Path(e.path).expanduser().resolve())) for e in args.eval_data]
 
 
 def _parse_known(parser: _Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -711,17 +823,21 @@ def hook_choices(args: argparse.Namespace) -> dict[str, list[str]]:
     """Hook name -> the plugins that the options name for it. `reward` covers group rewards too."""
     return {
         "get_samples": [args.get_samples],
-        "generate": [args.generate],
-        "reward": [choice.reference for choice in args.reward],
+        "generate": [*args.generate, *(entry.generate for entry in args.eval_data if entry.generate)],
+        "reward": [choice.reference for choice in [*args.reward, *_eval_rewards(args)]],
         "dynamic_filter": args.dynamic_filter,
         "over_sampling_filter": args.over_sampling_filter,
         "buffer_filter": [args.buffer_filter],
         "convert_train_data": [args.convert_train_data],
-        "rollout": [args.rollout],
+        "rollout": [args.rollout, args.eval_rollout],
         "estimate_advantages": [args.advantage_estimator],
         "policy_loss": [args.policy_loss],
         "log_metrics": args.tracker,
     }
+
+
+def _eval_rewards(args: argparse.Namespace) -> list[RewardChoice]:
+    return [choice for entry in args.eval_data for choice in entry.reward or ()]
 
 
 def chosen_plugins(args: argparse.Namespace) -> list[str]:
@@ -762,6 +878,19 @@ def validate(args: argparse.Namespace) -> None:
         raise OptionError("--num-steps-per-rollout is larger than the number of samples in a round.")
     if args.top_k == 0 or args.top_k < -1:
         raise OptionError(f"--top-k {args.top_k} must be -1 (off) or at least 1.")
+    if args.generate_field and len(args.generate) < 2:
+        raise OptionError("--generate-field picks one of several generators; name at least two with --generate.")
+    if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
+        raise OptionError("--mask-offpolicy-in-partial-rollout needs --partial-rollout.")
+    if args.partial_rollout and args.max_staleness < 1 and not args.mask_offpolicy_in_partial_rollout:
+        raise OptionError(
+            "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
+            "the loss with --mask-offpolicy-in-partial-rollout."
+        )
+    if args.num_epoch is not None and args.prompt_data is None:
+        raise OptionError("--num-epoch counts passes over --prompt-data, which is not given.")
+    if args.num_trainers == 0 and args.num_engines == 0:
+        raise OptionError("--num-trainers and --num-engines are both 0; there is nothing to run.")
     if args.num_engines == 0 and args.eval_data:
         raise OptionError("--eval-data needs an engine; --num-engines is 0.")
     if args.reward_field and len(args.reward) < 2:

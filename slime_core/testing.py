@@ -101,7 +101,12 @@ class ScriptedEngine:
         self._answers = answers
 
     async def generate(
-        self, tokens: Sequence[int] | IntArray, sampling_params: dict[str, Any], *, session_id: str | None = None
+        self,
+        tokens: Sequence[int] | IntArray,
+        sampling_params: dict[str, Any],
+        *,
+        session_id: str | None = None,
+        image_data: Sequence[str] | None = None,
     ) -> Generation:
         """The next answer, a token a character, each at log-prob -1 and weight version 0.
 

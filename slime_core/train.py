@@ -6,9 +6,10 @@ from pathlib import Path
 
 from slime_core.bound import Bound, blamed
 from slime_core.cluster.cluster import Cluster
+from slime_core.engine_work import EngineWork
 from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import load_plugins
-from slime_core.rollout.tally import Tally
+from slime_core.schedule import Schedule, with_num_rollout
 from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
@@ -21,6 +22,7 @@ def train(args: Options) -> Path:
     Raises:
         SlimeError: when something a user can act on goes wrong; every process of the run is gone by then.
     """
+    args = with_num_rollout(args)
     run_dir = create_run_dir(args)
     write_options(args, run_dir / OPTIONS_FILE)
     plugins = load_plugins(args, args.tracker)
@@ -43,38 +45,41 @@ class Run:
     def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: list[Bound]):
         self._args, self._run_dir, self._cluster = args, run_dir, cluster
         self._progress, self._trackers = progress, trackers
+        self._schedule = Schedule(args)
+        self._engines = EngineWork(cluster, progress, self._log)
 
     def loop(self) -> None:
         """Every round from the first, or from where the checkpoint ended, to the last."""
-        args = self._args
+        args, schedule = self._args, self._schedule
         first = self._resume() if args.resume is not None else 0
-        self._cluster.send_weights(first)
-        if args.resume is None:
-            self._evaluate(0)
+        self._engines.send_weights(first)
+        if args.resume is None and args.eval_data:
+            self._engines.evaluate(first)
         for step in range(first, args.num_rollout):
             self._round(step)
-            done, last = step + 1, step + 1 == args.num_rollout
-            if not args.no_save and (last or (args.save_interval and done % args.save_interval == 0)):
+            done = step + 1
+            if schedule.evaluate_alone(done):
+                self._engines.evaluate(done)
+            if schedule.save(done):
                 self._save(done)
-            if last or (args.eval_interval and done % args.eval_interval == 0):
-                self._evaluate(done)
 
     def _round(self, step: int) -> None:
-        phase, cluster = self._progress.phase, self._cluster
+        phase, engines, schedule = self._progress.phase, self._engines, self._schedule
         self._progress.lap()
         with phase("rollout", total=self._args.rollout_batch_size, step=step):
-            collected = cluster.rollout(step, self._show)
+            collected = engines.take_round(step)
+        metrics = collected.metrics
+        if schedule.ahead:
+            metrics |= engines.send_weights(step)
+            if step + 1 < self._args.num_rollout:
+                engines.start_round(step + 1)
+        if schedule.evaluate_beside(step):
+            engines.start_evaluation(step)
         with phase("train", step=step):
-            trained = cluster.train(step, collected)
-        with phase("weights", step=step):
-            metrics = collected.metrics | trained | cluster.send_weights(step + 1)
-        tokens = {"rollout_tokens": collected.num_tokens, "train_tokens": trained["train/num_tokens"]}
-        self._log(step, metrics | perf_metrics(self._progress.lap(), **tokens))
-
-    def _evaluate(self, step: int) -> None:
-        if self._args.eval_data:
-            with self._progress.phase("evaluation"):
-                self._log(step, self._cluster.evaluate(self._show))
+            metrics |= self._cluster.train(step, collected)
+        if not schedule.ahead:
+            metrics |= engines.send_weights(step + 1)
+        self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=metrics.get("train/num_tokens", 0)))
 
     def _resume(self) -> int:
         checkpoint, step = latest_checkpoint(self._run_dir)
@@ -83,17 +88,11 @@ class Run:
         return step
 
     def _save(self, step: int) -> None:
+        self._engines.settle()
         with new_checkpoint(self._run_dir, step, self._args.keep_checkpoints) as directory:
-            self._cluster.save(directory)
+            self._cluster.save(directory, step)
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:
             with blamed(tracker):
                 tracker(args=self._args, step=step, metrics=metrics)
-
-    def _show(self, tally: Tally, warnings: list[str]) -> None:
-        """Called a few times a second while the rollout manager works."""
-        reward = {"reward": tally.reward_sum / tally.num_rewards} if tally.num_rewards else {}
-        self._progress.update(tally.num_kept, samples=float(tally.num_samples), **reward)
-        for warning in warnings:
-            self._progress.note(f"warning: {warning}")

@@ -173,10 +173,18 @@ class Sample:
         sample.logprobs = np.asarray([np.nan if x is None else x for x in sample.logprobs], np.float32)
         sample.weight_versions = np.asarray(sample.weight_versions, np.int32)
         sample.status = Status(sample.status)
-        n = sample.response_length
-        if not (len(sample.logprobs) == len(sample.weight_versions) == n <= len(sample.tokens)):
-            raise ValueError("loss_mask, logprobs and weight_versions of a sample must have one entry a response token")
+        sample.check()
         return sample
+
+    def check(self) -> None:
+        """Refuse arrays that do not fit together.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        n = self.response_length
+        if not (len(self.logprobs) == len(self.weight_versions) == n <= len(self.tokens)):
+            raise ValueError("loss_mask, logprobs and weight_versions of a sample must have one entry a response token")
 
 
 Group: TypeAlias = list[Sample]

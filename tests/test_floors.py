@@ -24,6 +24,8 @@ FLOORS = {
     "cluster": 4,
     "cli": 5,
     "train": 5,
+    "engine_work": 5,
+    "schedule": 5,
 }
 APART = {"rollout": {"training", "weights"}, "training": {"rollout", "weights"}, "engines": {"tracking", "algorithms"}}
 """Neighbours on a floor that do not import each other."""

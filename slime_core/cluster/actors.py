@@ -35,8 +35,6 @@ class RoundRefs:
 
     shards: list[Any]
     metrics: dict[str, float]
-    num_tokens: int
-    """Tokens that the engines generated for it."""
 
 
 @ray.remote(max_restarts=0)
@@ -74,14 +72,14 @@ class RolloutActor:
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
 
-    async def rollout(self, step: int) -> RoundRefs:
-        """Collect a round."""
-        collected = await self._manager.rollout(step)
-        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics, collected.num_tokens)
+    async def rollout(self, step: int, version: int) -> RoundRefs:
+        """Collect a round under weights `version`."""
+        collected = await self._manager.rollout(step, version)
+        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics)
 
-    async def evaluate(self) -> dict[str, float]:
+    async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on every data set."""
-        return await self._manager.evaluate()
+        return await self._manager.evaluate(step)
 
     async def progress(self) -> tuple[Tally, list[str]]:
         """The counts of the round under way, and warnings since the last call; an EngineError without a router."""
@@ -89,9 +87,9 @@ class RolloutActor:
             self._router.process.check()
         return self._manager.progress(), self._messages.take()
 
-    async def save(self, directory: Path) -> None:
-        """Write the rollout side's state."""
-        self._manager.save(directory)
+    async def save(self, directory: Path, num_rounds: int) -> None:
+        """Write the rollout side's state after `num_rounds` trained rounds."""
+        await self._manager.save(directory, num_rounds)
 
     async def load(self, directory: Path) -> None:
         """Go on from a saved state."""
@@ -138,7 +136,7 @@ class TrainerActor:
         """Give the engines the current weights."""
         return asyncio.run(self._sync.send(self._trainer.export_weights, version))
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, num_rounds: int) -> None:
         """Write model and training state."""
         self._trainer.save(directory)
 

@@ -58,13 +58,22 @@ class Cluster:
         self.close()
 
     # --- the run's verbs ----------------------------------------------------------------------------------------------
-    def rollout(self, step: int, on_progress: OnProgress) -> RoundRefs:
-        """Collect the round of `step`; `on_progress` is called a few times a second."""
-        collected: RoundRefs = self._watch(self._manager.rollout.remote(step), on_progress)
-        return collected
+    def start_rollout(self, step: int, version: int) -> Any:
+        """Begin to collect the round of `step` under the engines' weights `version`; `wait` gives its RoundRefs."""
+        return self._manager.rollout.remote(step, version)
+
+    def start_evaluation(self, step: int) -> Any:
+        """Begin to evaluate under the current weights, those after `step` rounds; `wait` gives the metrics."""
+        return self._manager.evaluate.remote(step)
+
+    def wait(self, started: Any, on_progress: OnProgress) -> Any:
+        """The result of what was started; `on_progress` is called a few times a second."""
+        return self._watch(started, on_progress)
 
     def train(self, step: int, collected: RoundRefs) -> dict[str, float]:
-        """Train on a round, every rank on its shard."""
+        """Train on a round, every rank on its shard; without trainers nothing happens."""
+        if not self._trainers:
+            return {}
         calls = [
             trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
         ]
@@ -73,17 +82,14 @@ class Cluster:
 
     def send_weights(self, version: int) -> dict[str, float]:
         """Give every engine the trainer's weights as `version`, verified."""
+        if not self._trainers:
+            return {}
         metrics: dict[str, float] = self._get(self._trainers[0].send_weights.remote(version))
         return metrics
 
-    def evaluate(self, on_progress: OnProgress) -> dict[str, float]:
-        """Metrics of the evaluation data sets under the current weights."""
-        metrics: dict[str, float] = self._watch(self._manager.evaluate.remote(), on_progress)
-        return metrics
-
-    def save(self, directory: Path) -> None:
-        """Write everything a resumed run needs."""
-        self._get([a.save.remote(directory) for a in [*self._trainers, self._manager]])
+    def save(self, directory: Path, num_rounds: int) -> None:
+        """Write everything that a run needs to go on after `num_rounds` rounds; nothing may be under way."""
+        self._get([a.save.remote(directory, num_rounds) for a in [*self._trainers, self._manager]])
 
     def load(self, directory: Path) -> None:
         """Go on from `save`."""
@@ -129,7 +135,8 @@ class Cluster:
         urls: list[str] = self._get(serving)
         self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
         self._get(loading)
-        self._get(self._trainers[0].connect.remote(args, urls, self._run_dir))
+        if self._trainers:
+            self._get(self._trainers[0].connect.remote(args, urls, self._run_dir))
 
     def _start_engines(self) -> list[Any]:
         # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
@@ -138,6 +145,8 @@ class Cluster:
         return [e.start.remote(self._args, i, self._run_dir, threads) for i, e in enumerate(self._engines)]
 
     def _start_trainers(self, device: str) -> list[Any]:
+        if not self._trainers:
+            return []
         address = self._get(self._trainers[0].reserve_address.remote(self._args.ray_address is None))
         world_size = len(self._trainers)
         threads = threads_each(self._args.trainer_threads, world_size)

@@ -54,7 +54,7 @@ def choose_device(args: Options, num_gpus: float) -> str:
         raise ClusterError(
             f"--device cuda with --num-trainers {args.num_trainers} needs as many GPUs; Ray has {num_gpus:g}."
         )
-    enough = num_gpus >= args.num_trainers
+    enough = num_gpus >= max(1, args.num_trainers)
     return "cuda" if args.device == "cuda" or (args.device == "auto" and enough) else "cpu"
 
 

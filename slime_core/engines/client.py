@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,13 +15,25 @@ import numpy as np
 import orjson
 
 from slime_core.engines.model_dir import UNKNOWN_CONTEXT
+from slime_core.engines.requests import Requests
 from slime_core.errors import EngineError
-from slime_core.types import FINISH_STATUS, Generation, IntArray
+from slime_core.types import FINISH_STATUS, Generation, IntArray, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
+FIRST_ABORT_PAUSE_S, LONGEST_ABORT_PAUSE_S = 0.02, 0.5
+ABORT_TIMEOUT_S = 5.0
+ABORTS_AT_A_TIME = 64
+NOTHING_GENERATED = Generation(
+    tokens=np.empty(0, np.int32),
+    text="",
+    logprobs=np.empty(0, np.float32),
+    weight_versions=np.empty(0, np.int32),
+    finish_reason="abort",
+)
+"""The answer to a request that was stopped before it was sent."""
 
 
 class EngineClient:
@@ -43,10 +56,10 @@ class EngineClient:
         self.url = url
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens
-        self.num_tokens_generated = 0
         self._worker_urls = list(worker_urls)
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
+        self._num_running = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
@@ -70,8 +83,14 @@ class EngineClient:
         *,
         session_id: str | None = None,
         image_data: Sequence[str] | None = None,
+        requests: Requests | None = None,
     ) -> Generation:
         """Continue `tokens` (ids) under SGLang's sampling parameters.
+
+        Args:
+            session_id: requests of one session go to the same engine, where the router can (`--router-policy manual`).
+            image_data: data URIs or addresses of the prompt's images.
+            requests: those that `abort` will stop together with this one; it answers with the tokens it has by then.
 
         Raises:
             EngineError: when the engine refuses the request, or none answers in time.
@@ -84,22 +103,46 @@ class EngineClient:
         if image_data is not None:
             body["image_data"] = list(image_data)
         headers = {"X-SMG-Routing-Key": session_id} if session_id else {}
+        requests = requests or Requests()
         async with self._slots:
-            answer = await self._post_until(f"{self.url}/generate", body, headers)
+            answer = await self._post_until(f"{self.url}/generate", body, headers, requests)
+        if answer is None:
+            return NOTHING_GENERATED
         generation = parse_generation(answer)
-        self.num_tokens_generated += len(generation.tokens)
+        requests.num_tokens += len(generation.tokens)
         return generation
 
-    async def abort_all(self) -> None:
-        """Abort every request on every engine; the requests answer with what they have."""
-        calls = [self._post(f"{url}/abort_request", {"abort_all": True}, {}) for url in self._worker_urls]
-        await asyncio.gather(*calls)
+    async def abort(self, requests: Requests, timeout_s: float) -> None:
+        """Stop these requests, wherever they are; return when all have answered, or after `timeout_s`.
 
-    async def _post_until(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
-        """POST with retries until the deadline."""
+        An engine is told again until then: a request may still have been on its way.
+        """
+        requests.stopped = True
+        deadline, pause = time.monotonic() + timeout_s, FIRST_ABORT_PAUSE_S
+        while requests.running and time.monotonic() < deadline:
+            alone = len(requests.running) == self._num_running
+            bodies = [{"abort_all": True}] if alone else [{"rid": rid} for rid in requests.running]
+            for start in range(0, len(bodies), ABORTS_AT_A_TIME):
+                await asyncio.gather(
+                    *(self._abort(url, body) for url in self._worker_urls for body in bodies[start:][:ABORTS_AT_A_TIME])
+                )
+            if requests.running:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_ABORT_PAUSE_S)
+
+    async def _abort(self, url: str, body: dict[str, Any]) -> None:
+        """An engine that does not take the abort is asked again later, or its requests are cancelled."""
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._post(f"{url}/abort_request", body, {})
+
+    async def _post_until(self, url: str, body: dict[str, Any], headers: dict[str, str], requests: Requests) -> Any:
+        """POST with retries until the deadline; None when the requests were stopped before an engine answered."""
         deadline, backoff = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S
-        while True:
-            body["rid"] = uuid.uuid4().hex
+        while not requests.stopped:
+            body["rid"] = rid = uuid.uuid4().hex
+            requests.running.add(rid)
+            self._num_running += 1
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     status, content = await self._post(url, body, headers)
@@ -110,12 +153,16 @@ class EngineClient:
                     raise EngineError(f"the engine refused a request ({problem})")
             except (aiohttp.ClientError, ConnectionError, TimeoutError, orjson.JSONDecodeError) as error:
                 problem = f"{type(error).__name__}: {error}".rstrip(": ")
+            finally:
+                requests.running.discard(rid)
+                self._num_running -= 1
             if time.monotonic() + backoff > deadline:
                 raise EngineError(
                     f"no answer from {url} within {self._timeout_s:.0f} s; the last problem was {problem}"
                 )
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
+        return None
 
     async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, bytes]:
         if self._session is None:
@@ -130,8 +177,8 @@ class EngineClient:
             return answer.status, await answer.read()
 
 
-SEED_STRIDE, REQUEST_STRIDE = 1_000_003, 7_919
-"""Primes that keep the seeds of neighbouring runs, samples and requests apart."""
+SEED_STRIDE, CONTINUATION_STRIDE, REQUEST_STRIDE = 1_000_003, 65_537, 7_919
+"""Primes that keep the seeds of neighbouring runs, samples, continuations and requests apart."""
 
 
 class SampleEngine:
@@ -141,26 +188,23 @@ class SampleEngine:
     fan-out differ. A `sampling_seed` that the caller gives stays.
     """
 
-    def __init__(self, client: EngineClient, run_seed: int, sample_index: int) -> None:
+    def __init__(self, client: EngineClient, requests: Requests, run_seed: int, sample: Sample) -> None:
         self._client = client
-        self._seed = run_seed * SEED_STRIDE + sample_index
+        self._requests = requests
+        # a continued sample must not draw again what its first tokens were drawn with
+        self._seed = (run_seed * SEED_STRIDE + sample.index) * CONTINUATION_STRIDE + sample.response_length
         self._num_requests = 0
         self.tokenizer = client.tokenizer
         self.context_tokens = client.context_tokens
 
     async def generate(
-        self,
-        tokens: Sequence[int] | IntArray,
-        sampling_params: dict[str, Any],
-        *,
-        session_id: str | None = None,
-        image_data: Sequence[str] | None = None,
+        self, tokens: Sequence[int] | IntArray, sampling_params: dict[str, Any], **request: Any
     ) -> Generation:
-        """Continue `tokens`; see `EngineClient.generate`."""
+        """Continue `tokens`; see `EngineClient.generate` for what else a request may have."""
         seed = (self._seed * REQUEST_STRIDE + self._num_requests) % 2**31
         self._num_requests += 1
         params = {"sampling_seed": seed, **sampling_params}
-        return await self._client.generate(tokens, params, session_id=session_id, image_data=image_data)
+        return await self._client.generate(tokens, params, requests=self._requests, **request)
 
 
 def parse_generation(answer: dict[str, Any]) -> Generation:

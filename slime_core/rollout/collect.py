@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Sequence
 
 from slime_core.errors import RolloutError
 from slime_core.options import Options
 from slime_core.rollout.source import Source
-from slime_core.rollout.stages import Stages
+from slime_core.rollout.stages import Stages, gather
 from slime_core.types import Drop, Group
+
+logger = logging.getLogger(__name__)
+
+Verdict = tuple[Group, Drop | None]
+
+CANCELLED_AT_A_TIME = 64
+"""Tasks ended between two turns of the event loop, so that thousands do not hold it."""
 
 
 async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
     """The `rollout_batch_size` groups to train.
 
     Groups are drawn `over_sampling_batch_size` at a time, until enough pass the dynamic filters; with an over-sampling
-    filter that is `over_sampling_batch_size` groups, of which the best are trained. Groups that are finished but not
-    needed, and those that are stopped, go back to the buffer as fresh prompts.
+    filter that is `over_sampling_batch_size` groups, of which the best are trained. What is not needed then, finished
+    or not, goes back to the buffer, while the round is handed on: see `recalled`.
 
     Raises:
         RolloutError: when `--max-refills` draws in a row gave no group.
@@ -26,7 +36,8 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
     tally = stages.tally
     tally.num_wanted = wanted
     kept: list[Group] = []
-    running: dict[asyncio.Task[tuple[Group, Drop | None]], Group] = {}
+    running: dict[asyncio.Task[Verdict], Group] = {}
+    done: asyncio.Queue[asyncio.Task[Verdict]] = asyncio.Queue()
     fruitless_draws = 0
     try:
         while len(kept) < wanted:
@@ -35,9 +46,10 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                     raise RolloutError(_fruitless_message(fruitless_draws, stages))
                 fruitless_draws += 1
                 for group in await source.get_groups(draw_size):
-                    running[asyncio.create_task(_run(stages, group))] = group
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda task: running[task][0].group_index):
+                    task = asyncio.create_task(_run(stages, group))
+                    task.add_done_callback(done.put_nowait)
+                    running[task] = group
+            for task in sorted(await _all_done(done), key=lambda task: running[task][0].group_index):
                 finished, drop = task.result()
                 if drop is not None and not (drop.spare and len(kept) + len(running) <= wanted):
                     del running[task]
@@ -47,24 +59,60 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                     kept.append(finished)
                     fruitless_draws = 0
             tally.num_kept = len(kept)
-    finally:
+    except BaseException:
         source.add_groups(list(running.values()))
-        await _cancel(running)
+        await _cancel(list(running))
+        raise
+    if running:
+        stages.underway.stop()
+        source.recall(recalled(args, stages, running), len(running))
     ranking = await stages.rank(kept, args.rollout_batch_size)
     if surplus := wanted - args.rollout_batch_size:
         tally.dropped["over_sampling_filter"] += surplus
     return ranking[: args.rollout_batch_size]
 
 
-async def _run(stages: Stages, group: Group) -> tuple[Group, Drop | None]:
-    return await stages.judge(await stages.run_group(group))
+async def recalled(args: Options, stages: Stages, running: dict[asyncio.Task[Verdict], Group]) -> list[Group]:
+    """What becomes of the groups that are not needed, after their requests are aborted, in the order of their draw.
+
+    Under --partial-rollout each comes back with the tokens, rewards and versions it has; one whose generator does not
+    let go within --abort-timeout-s comes back as it was before the round. Otherwise all come back as they were.
+    """
+    deadline = time.monotonic() + args.abort_timeout_s
+    await stages.underway.abort(stages.engine, args.abort_timeout_s)
+    patience = max(0.0, deadline - time.monotonic()) if args.partial_rollout else 0.0
+    done, stuck = await asyncio.wait(running, timeout=patience)
+    await _cancel(list(stuck))
+    groups = []
+    for task, group in sorted(running.items(), key=lambda item: item[1][0].group_index):
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.warning("a group that was no longer needed failed: %s; it starts afresh", error)
+        usable = task in done and not task.cancelled() and error is None
+        groups.append(task.result()[0] if usable and args.partial_rollout else group)
+    return groups
 
 
-async def _cancel(running: dict[asyncio.Task[tuple[Group, Drop | None]], Group]) -> None:
-    """Stop what still runs: requests are aborted by disconnecting, graders are killed."""
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+async def _run(stages: Stages, group: Group) -> Verdict:
+    finished = await stages.run_group(group)
+    return (finished, None) if stages.underway.stopped else await stages.judge(finished)
+
+
+async def _all_done(done: asyncio.Queue[asyncio.Task[Verdict]]) -> list[asyncio.Task[Verdict]]:
+    """At least one finished task, and every other that has finished by then."""
+    tasks = [await done.get()]
+    while not done.empty():
+        tasks.append(done.get_nowait())
+    return tasks
+
+
+async def _cancel(tasks: list[asyncio.Task[Verdict]]) -> None:
+    """End tasks; their requests are aborted by disconnecting, their graders are killed."""
+    for start in range(0, len(tasks), CANCELLED_AT_A_TIME):
+        for task in tasks[start : start + CANCELLED_AT_A_TIME]:
+            task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _fruitless_message(draws: int, stages: Stages) -> str:
@@ -73,3 +121,15 @@ def _fruitless_message(draws: int, stages: Stages) -> str:
         f"{draws} draws in a row gave no group that the filters keep (groups dropped: {reasons or 'none'}). "
         "The prompts may be all too easy or too hard, or a filter too strict; see --dynamic-filter and --max-refills."
     )
+
+
+async def run_all(groups: Sequence[Group], stages: Stages) -> list[Group]:
+    """Every group, generated and scored; for evaluation."""
+    stages.tally.num_wanted = len(groups)
+    return await gather(_counted(stages, group) for group in groups)
+
+
+async def _counted(stages: Stages, group: Group) -> Group:
+    finished = await stages.run_group(group)
+    stages.tally.num_kept += 1
+    return finished

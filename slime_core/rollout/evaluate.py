@@ -3,71 +3,96 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slime_core.bound import Bound, blamed
 from slime_core.engines.client import EngineClient
-from slime_core.options import NamedPath, Options
-from slime_core.rollout.generate import sampling_params
+from slime_core.options import EvalData, Options
+from slime_core.plugins import plugin_name
+from slime_core.rollout.buffer import members
+from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.rows import PromptFile, open_prompt_file
 from slime_core.rollout.source import longest_prompt, tokenize
-from slime_core.rollout.stages import Stages, gather
-from slime_core.rollout.tally import Tally
+from slime_core.rollout.stages import Stages
 from slime_core.tracking.metrics import eval_metrics
-from slime_core.types import Group, Sample
+from slime_core.types import Group
 
 
 @dataclass(frozen=True)
 class EvalDataset:
-    """A data set to evaluate on."""
+    """A data set to evaluate on, with the settings of its own."""
+
+    entry: EvalData
+    file: PromptFile
+    generate: Bound | None
+    """Its own generator, if it names one."""
+
+
+@dataclass(frozen=True)
+class EvalSource:
+    """What the `rollout` hook gets as `source` in an evaluation."""
 
     name: str
-    file: PromptFile
+    groups: list[Group]
+    """A group a row, ready to be generated."""
 
 
-def open_eval_datasets(args: Options) -> list[EvalDataset]:
+def open_eval_datasets(args: Options, bind: Callable[[str, str], Bound]) -> list[EvalDataset]:
     """The files of --eval-data, all rows checked."""
-    return [EvalDataset(entry.name, _open(args, entry)) for entry in args.eval_data]
+    return [
+        EvalDataset(
+            entry, open_prompt_file(args, entry.path), bind("generate", entry.generate) if entry.generate else None
+        )
+        for entry in args.eval_data
+    ]
 
 
-def _open(args: Options, entry: NamedPath) -> PromptFile:
-    return open_prompt_file(args, entry.path)
-
-
-def eval_sampling_params(args: Options) -> dict[str, Any]:
-    """The sampling parameters of evaluation: the run's, with the --eval-* flags over them."""
+def eval_sampling_params(args: Options, entry: EvalData) -> dict[str, Any]:
+    """The sampling parameters of a data set: the run's, under the --eval-* flags, under the data set's own."""
     over = {
-        "temperature": args.eval_temperature,
-        "top_p": args.eval_top_p,
-        "max_new_tokens": args.eval_max_response_tokens,
+        "temperature": (args.eval_temperature, entry.temperature),
+        "top_p": (args.eval_top_p, entry.top_p),
+        "top_k": (None, entry.top_k),
+        "max_new_tokens": (args.eval_max_response_tokens, entry.max_response_tokens),
     }
-    return sampling_params(args) | {key: value for key, value in over.items() if value is not None}
+    return sampling_params(args) | {key: v for key, values in over.items() for v in values if v is not None}
 
 
-async def evaluate(args: Options, dataset: EvalDataset, stages: Stages) -> dict[str, float]:
+async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: Stages, step: int) -> dict[str, float]:
     """Metrics `eval/<name>/...` of one data set; prompts too long for the context are counted and left out."""
-    indices = itertools.count()
-    tally = Tally(num_wanted=len(dataset.file))
-    stages = replace(stages, tally=tally, evaluation=True, take_index=lambda: next(indices))
-    groups = _groups(args, dataset, stages.engine, indices)
+    entry = dataset.entry
+    groups = _groups(args, dataset, stages.engine)
+    spare_indices = itertools.count(sum(map(len, groups)))
+    stages = replace(
+        stages.anew(),
+        evaluation=True,
+        params=eval_sampling_params(args, entry),
+        take_index=lambda: next(spare_indices),
+    )
+    if dataset.generate is not None:
+        own = {plugin_name(dataset.generate.name): dataset.generate}
+        stages = replace(stages, generators=Generators(args, own))
+    if entry.reward is not None:
+        stages = replace(stages, rewards=stages.rewards.only(entry.reward))
+    source = EvalSource(entry.name, groups)
+    with blamed(rollout):
+        finished = await rollout(
+            args=args, step=step, source=source, engine=stages.engine, stages=stages, evaluation=True
+        )
+    metrics = eval_metrics(entry.name, finished)
     too_long = len(dataset.file) - len(groups)
-    params = eval_sampling_params(args)
-    finished = await gather(stages.run_group(group, params) for group in groups)
-    metrics = eval_metrics(dataset.name, finished)
-    return metrics | ({f"eval/{dataset.name}/too_long": float(too_long)} if too_long else {})
+    return metrics | ({f"eval/{entry.name}/too_long": float(too_long)} if too_long else {})
 
 
-def _groups(args: Options, dataset: EvalDataset, engine: EngineClient, indices: itertools.count[int]) -> list[Group]:
+def _groups(args: Options, dataset: EvalDataset, engine: EngineClient) -> list[Group]:
     groups = []
+    num_samples = dataset.entry.n_samples_per_prompt or args.eval_n_samples_per_prompt
     for row in range(len(dataset.file)):
-        prompt = dataset.file.sample(args, row, dataset.name)
+        prompt = dataset.file.sample(args, row, dataset.entry.name)
         tokenize(args, engine, prompt)
         if len(prompt.tokens) <= longest_prompt(args, engine):
-            groups.append([_numbered(prompt, row, next(indices)) for _ in range(args.eval_n_samples_per_prompt)])
+            prompt.group_index, prompt.index = row, num_samples * len(groups)
+            groups.append(members(prompt, num_samples))
     return groups
-
-
-def _numbered(prompt: Sample, group_index: int, index: int) -> Sample:
-    sample = prompt.clone()
-    sample.group_index, sample.index, sample.rollout_index = group_index, index, index
-    return sample

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from slime_core.bound import Bound, blamed
 from slime_core.engines.client import EngineClient, SampleEngine
-from slime_core.errors import PluginError
+from slime_core.engines.requests import Requests
+from slime_core.errors import DataError, PluginError
 from slime_core.options import Options
 from slime_core.types import Sample, Status
 
@@ -26,10 +28,36 @@ def sampling_params(args: Options) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Generators:
+    """The generators that --generate names; a row's metadata field --generate-field picks one of them."""
+
+    args: Options
+    by_name: dict[str, Bound]
+
+    def of(self, sample: Sample) -> Bound:
+        """The one that the sample's row names, or the first.
+
+        Raises:
+            DataError: when the row names one that --generate does not.
+        """
+        field = self.args.generate_field
+        wanted = None if field is None else sample.metadata.get(field)
+        if wanted is None:
+            return next(iter(self.by_name.values()))
+        if wanted not in self.by_name:
+            raise DataError(
+                f"a row of data set '{sample.dataset}' has metadata {field}={wanted!r}, which is none of the "
+                f"generators that --generate names: {', '.join(self.by_name)}."
+            )
+        return self.by_name[wanted]
+
+
 async def generate_samples(
     args: Options,
     generate: Bound,
     engine: EngineClient,
+    requests: Requests,
     sample: Sample,
     params: dict[str, Any],
     *,
@@ -38,10 +66,13 @@ async def generate_samples(
 ) -> list[Sample]:
     """What the plugin makes of `sample`; samples of a fan-out share its rollout index and have indices of their own.
 
+    Args:
+        requests: those of the round; once they are stopped the engine answers every request as aborted.
+
     Raises:
         PluginError: when the plugin raises, or returns anything but a list of at least one finished sample.
     """
-    seen = SampleEngine(engine, args.seed, sample.index)
+    seen = SampleEngine(engine, requests, args.seed, sample)
     with blamed(generate):
         made = await generate(
             args=args,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +14,20 @@ import orjson
 from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
 from slime_core.engines.model_dir import context_length, load_tokenizer
-from slime_core.errors import CheckpointError, PluginError
+from slime_core.errors import CheckpointError, DataError, PluginError
 from slime_core.options import Options, hook_choices
-from slime_core.plugins import load_plugins
+from slime_core.plugins import load_plugins, plugin_name
 from slime_core.rollout.convert import convert, split
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
+from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.loop_monitor import LoopMonitor
 from slime_core.rollout.reward import Rewards
+from slime_core.rollout.sample_file import read_groups, write_groups
 from slime_core.rollout.source import Source
 from slime_core.rollout.stages import Stages
 from slime_core.rollout.tally import Tally
 from slime_core.tracking.metrics import rollout_metrics
+from slime_core.tracking.report import run_dir
 from slime_core.types import Group, Shard
 
 ROLLOUT_HOOKS = (
@@ -38,7 +42,9 @@ ROLLOUT_HOOKS = (
 )
 """The hooks whose plugins this process loads."""
 
-STATE_FILE = "rollout.json"
+STATE_FILE, WAITING_FILE, PROMPTS_FILE = "rollout.json", "waiting.parquet", "prompts.parquet"
+SAMPLES_DIR = "samples"
+"""In the run directory: the trained samples of every round, under --save-samples."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,6 @@ class Round:
 
     shards: list[Shard]
     metrics: dict[str, float]
-    num_tokens: int
-    """Tokens that the engines generated meanwhile."""
 
 
 class RolloutManager:
@@ -74,92 +78,122 @@ class RolloutManager:
         self.source = Source(
             args, bind("get_samples", args.get_samples), bind("buffer_filter", args.buffer_filter), self.engine
         )
-        self._eval_datasets = open_eval_datasets(args)
+        self._eval_datasets = open_eval_datasets(args, bind)
         self._rollout = bind("rollout", args.rollout)
+        self._eval_rollout = bind("rollout", args.eval_rollout)
         self._convert = bind("convert_train_data", args.convert_train_data)
         self._rewards = Rewards(args, self._plugins, self.engine)
         self._stages = Stages(
             args=args,
             engine=self.engine,
-            generate=bind("generate", args.generate),
+            generators=Generators(args, {plugin_name(name): bind("generate", name) for name in args.generate}),
             rewards=self._rewards,
             dynamic_filters=[bind("dynamic_filter", name) for name in args.dynamic_filter],
             over_sampling_filters=[bind("over_sampling_filter", name) for name in args.over_sampling_filter],
             take_index=self.source.take_index,
-            tally=Tally(),
+            params=sampling_params(args),
         )
         self._monitor = LoopMonitor(self._plugins)
         self._monitor.__enter__()
         self.num_trained = 0
         self.num_dropped = 0
+        self._collected: tuple[int, list[Group]] = (-1, [])
 
-    async def rollout(self, step: int) -> Round:
-        """Collect the round of `step` and split it for the trainer ranks."""
-        started, tokens_before = time.monotonic(), self.engine.num_tokens_generated
-        stages = self._stages = self._stages.with_tally(Tally())
+    async def rollout(self, step: int, version: int | None = None) -> Round:
+        """Collect the round of `step` and split it for the trainer ranks.
+
+        Args:
+            version: of the engines' weights; by default the step's own, as without --max-staleness.
+        """
+        started = time.monotonic()
+        trained_version = step if self._num_ranks else 0
+        await self.source.begin_round(trained_version, trained_version if version is None else version)
+        stages = self._stages = self._stages.anew()
         with blamed(self._rollout):
             groups = await self._rollout(
-                args=self._args, step=step, source=self.source, engine=self.engine, stages=stages
+                args=self._args,
+                step=step,
+                source=self.source,
+                engine=self.engine,
+                stages=stages,
+                evaluation=False,
             )
         self._check_groups(groups)
         collected = time.monotonic()
         batch = await convert(self._args, self._convert, groups)
-        shards = split(batch, self._num_ranks, self._args.num_steps_per_rollout)
+        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
+        if self._args.save_samples:
+            await asyncio.to_thread(self._save_samples, step, groups)
+        self._collected = step, groups
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
-        metrics = rollout_metrics(groups, dropped=stages.tally.dropped, failed=stages.tally.failed)
+        metrics = rollout_metrics(groups, dropped=stages.tally.dropped, failed=stages.tally.failed, weight_version=trained_version)
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
             "data/trained": float(self.num_trained),
             "data/dropped": float(self.num_dropped),
             "data/waiting": float(self.source.num_waiting),
+            "data/restarted": float(self.source.num_restarted),
             "data/too_long": float(self.source.num_too_long),
             "perf/collect_s": collected - started,
+            "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
             "perf/convert_s": time.monotonic() - collected,
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
-        return Round(shards, metrics, self.engine.num_tokens_generated - tokens_before)
+        return Round(shards, metrics)
 
-    async def evaluate(self) -> dict[str, float]:
-        """Metrics of every evaluation data set."""
+    async def evaluate(self, step: int = 0) -> dict[str, float]:
+        """Metrics of every evaluation data set, after `step` trained rounds."""
         started = time.monotonic()
         metrics: dict[str, float] = {}
         for dataset in self._eval_datasets:
-            metrics |= await evaluate(self._args, dataset, self._stages)
+            metrics |= await evaluate(self._args, dataset, self._eval_rollout, self._stages, step)
         return metrics | {"perf/eval_s": time.monotonic() - started}
 
     def progress(self) -> Tally:
         """The counts of the round under way."""
         return self._stages.tally
 
-    def save(self, directory: Path) -> None:
-        """Write the source, its buffer and the counters; call it between rounds.
+    async def save(self, directory: Path, num_rounds: int) -> None:
+        """Write the source, its buffer and the counters as they are after `num_rounds` trained rounds.
+
+        No round may be under way; one that is collected already and not yet trained is saved as waiting groups.
 
         Raises:
             CheckpointError: when a plugin keeps what JSON cannot hold.
         """
-        state = {"source": self.source.state_dict(), "num_trained": self.num_trained, "num_dropped": self.num_dropped}
+        await self.source.settle()
+        step, groups = self._collected
+        ahead = groups if step >= num_rounds else []
+        waiting, prompts = self.source.waiting(ahead)
+        state = {
+            "source": self.source.state_dict(),
+            "num_trained": self.num_trained - len(ahead),
+            "num_dropped": self.num_dropped,
+        }
         try:
-            content = orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY)
+            (directory / STATE_FILE).write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
+            write_groups(directory / WAITING_FILE, waiting)
+            write_groups(directory / PROMPTS_FILE, [[prompt] for prompt in prompts])
         except TypeError as error:
             raise CheckpointError(
                 f"the rollout side cannot be saved: {error}. What get_samples keeps in `state`, and labels and "
                 "metadata of samples, must be JSON-able."
             ) from None
-        (directory / STATE_FILE).write_bytes(content)
 
     def load(self, directory: Path) -> None:
         """Go on from `save`.
 
         Raises:
-            CheckpointError: when the file cannot be read.
+            CheckpointError: when a file cannot be read.
         """
         try:
             state: dict[str, Any] = orjson.loads((directory / STATE_FILE).read_bytes())
-            self.source.load_state_dict(state["source"])
+            prompts = [prompt for group in read_groups(directory / PROMPTS_FILE) for prompt in group]
+            self.source.load_state_dict(state["source"], read_groups(directory / WAITING_FILE), prompts)
             self.num_trained, self.num_dropped = state["num_trained"], state["num_dropped"]
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{directory / STATE_FILE} cannot be read: {error}") from error
+        except (OSError, ValueError, KeyError, DataError) as error:
+            raise CheckpointError(f"the rollout state in {directory} cannot be read: {error}") from error
 
     async def close(self) -> None:
         """End the reward workers and close connections and plugins."""
@@ -167,6 +201,13 @@ class RolloutManager:
         self._rewards.close()
         self._plugins.close()
         await self.engine.close()
+
+    def _save_samples(self, step: int, groups: list[Group]) -> None:
+        directory = run_dir(self._args) / SAMPLES_DIR
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished = directory / f".step_{step:06d}.parquet"
+        write_groups(unfinished, groups)
+        unfinished.rename(directory / unfinished.name.removeprefix("."))
 
     def _check_groups(self, groups: list[Group]) -> None:
         fine = isinstance(groups, list) and all(isinstance(group, list) and group for group in groups)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 import numbers
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +41,10 @@ class Grader:
         return self.bound.hook == "group_reward"
 
 
-def bind_graders(args: Options, plugins: Plugins) -> list[Grader]:
-    """The rewards that `--reward` names, as `reward` where the plugin has it, else as `group_reward`."""
+def bind_graders(choices: Iterable[RewardChoice], plugins: Plugins) -> list[Grader]:
+    """The named rewards, as `reward` where the plugin has it, else as `group_reward`."""
     graders = []
-    for choice in args.reward:
+    for choice in choices:
         plugins.load(choice.reference)
         hook = "reward" if plugins.implements("reward", choice.name) else "group_reward"
         graders.append(Grader(choice, plugins.bind(hook, choice.reference)))
@@ -54,18 +56,28 @@ class Rewards:
 
     def __init__(self, args: Options, plugins: Plugins, engine: EngineClient) -> None:
         self._args = args
-        self._graders = graders = bind_graders(args, plugins)
+        self._plugins = plugins
+        self._graders = bind_graders(args.reward, plugins)
+        self._field: str | None = args.reward_field
         self._engine = engine
-        in_workers = [grader.choice.reference for grader in graders if not grader.bound.is_async]
+        of_datasets = bind_graders((choice for entry in args.eval_data for choice in entry.reward or ()), plugins)
+        graders = {grader.choice.reference: grader for grader in [*self._graders, *of_datasets]}
+        in_workers = [reference for reference, grader in graders.items() if not grader.bound.is_async]
         wrapping = plugins.wrapping(["reward", "group_reward"])
         self._pool = RewardPool(args, [*in_workers, *wrapping]) if in_workers else None
+
+    def only(self, choices: Sequence[RewardChoice]) -> Rewards:
+        """These rewards instead, as an evaluation data set names them; the worker processes are shared."""
+        rewards = copy.copy(self)
+        rewards._graders, rewards._field = bind_graders(choices, self._plugins), None
+        return rewards
 
     async def score_sample(self, sample: Sample, tally: Tally) -> None:
         """Run the per-sample rewards of a finished sample; one that a generator filled is kept."""
         if sample.status is Status.ABORTED or sample.status is Status.FAILED or sample.reward is not None:
             return
         for grader in self._graders_of(sample):
-            if grader.whole_group or sample.status is Status.FAILED:
+            if grader.whole_group or sample.status is Status.FAILED or grader.name in sample.rewards:
                 continue
             try:
                 _keep(sample, grader.name, await self._grade(grader, {"sample": sample}))
@@ -100,7 +112,7 @@ class Rewards:
 
     def _graders_of(self, sample: Sample) -> list[Grader]:
         """All of them, or with --reward-field the one that the row names and those marked '+'."""
-        field = self._args.reward_field
+        field = self._field
         if field is None:
             return self._graders
         wanted = sample.metadata.get(field)

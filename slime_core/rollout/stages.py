@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from slime_core.bound import Bound
@@ -12,12 +12,19 @@ from slime_core.engines.client import EngineClient
 from slime_core.errors import RolloutError
 from slime_core.options import Options
 from slime_core.rollout.filters import first_objection, ranked, scored
-from slime_core.rollout.generate import generate_samples, sampling_params
+from slime_core.rollout.generate import Generators, generate_samples
 from slime_core.rollout.reward import Rewards
 from slime_core.rollout.tally import Tally
-from slime_core.types import Drop, Group, Sample
+from slime_core.rollout.underway import Underway
+from slime_core.types import Drop, Group, Sample, Status
 
 T = TypeVar("T")
+
+
+MAX_ABORTS = 3
+"""How often a sample whose generation is aborted, though nobody here asked for it, is continued at once."""
+
+UNFINISHED = (Status.PENDING, Status.ABORTED)
 
 
 @dataclass(frozen=True)
@@ -26,30 +33,33 @@ class Stages:
 
     args: Options
     engine: EngineClient
-    generate: Bound
+    generators: Generators
     rewards: Rewards
     dynamic_filters: list[Bound]
     over_sampling_filters: list[Bound]
     take_index: Callable[[], int]
-    tally: Tally
+    params: dict[str, Any]
+    """Sampling parameters."""
+    tally: Tally = field(default_factory=Tally)
+    underway: Underway = field(default_factory=Underway)
     evaluation: bool = False
 
-    def with_tally(self, tally: Tally) -> Stages:
-        """The same stages, counting into another tally."""
-        return replace(self, tally=tally)
+    def anew(self) -> Stages:
+        """The same stages for another round, which counts and is stopped by itself."""
+        return replace(self, tally=Tally(), underway=Underway())
 
-    async def run_group(self, group: Group, params: dict[str, Any] | None = None) -> Group:
+    async def run_group(self, group: Group) -> Group:
         """Generate and score clones of the group's samples; the given ones stay as they are.
 
-        Args:
-            params: sampling parameters, those of the flags by default.
+        Samples that are finished already are kept, ABORTED ones continued. When the round is stopped meanwhile, the
+        group comes back as far as it got: some samples PENDING or ABORTED, or finished and not scored.
         """
-        chosen = sampling_params(self.args) if params is None else params
-        parts = await gather(self._run_sample(sample.clone(), chosen) for sample in group)
-        finished = [sample for part in parts for sample in part]
-        await self.rewards.score_group(finished, self.tally)
-        self._count(finished)
-        return finished
+        parts = await gather(self._run_sample(sample.clone()) for sample in group)
+        samples = [sample for part in parts for sample in part]
+        whole = all(sample.status not in UNFINISHED for sample in samples)
+        if whole and await self.underway.grade(self.rewards.score_group(samples, self.tally)):
+            self._count(samples)
+        return samples
 
     async def judge(self, group: Group) -> tuple[Group, Drop | None]:
         """The group without failed samples, and the first objection to it."""
@@ -60,21 +70,41 @@ class Stages:
         """The groups best first."""
         return await ranked(self.args, self.over_sampling_filters, groups, num_groups)
 
-    async def _run_sample(self, sample: Sample, params: dict[str, Any]) -> list[Sample]:
+    async def _run_sample(self, sample: Sample) -> list[Sample]:
+        made = [sample]
+        if sample.status in UNFINISHED and not self.underway.stopped:
+            made = await self._generate(sample)
+        finished = [one for one in made if one.status not in UNFINISHED]
+        if len(finished) == 1:  # the usual case needs no task of its own
+            await self.underway.grade(self.rewards.score_sample(finished[0], self.tally))
+        elif finished:
+            await self.underway.grade(self._score_all(finished))
+        return made
+
+    async def _score_all(self, samples: list[Sample]) -> None:
+        await gather(self.rewards.score_sample(sample, self.tally) for sample in samples)
+
+    async def _generate(self, sample: Sample, num_aborts: int = 0) -> list[Sample]:
         made = await generate_samples(
             self.args,
-            self.generate,
+            self.generators.of(sample),
             self.engine,
+            self.underway.requests,
             sample,
-            params,
+            self.params,
             evaluation=self.evaluation,
             take_index=self.take_index,
         )
-        if len(made) == 1:  # the usual case needs no task of its own
-            await self.rewards.score_sample(made[0], self.tally)
-        else:
-            await gather(self.rewards.score_sample(one, self.tally) for one in made)
-        return made
+        if self.underway.stopped or all(one.status is not Status.ABORTED for one in made):
+            return made
+        if num_aborts == MAX_ABORTS:
+            for one in made:
+                if one.status is Status.ABORTED:
+                    one.fail(f"its generation was aborted {MAX_ABORTS + 1} times")
+                    self.tally.failed["generate"] += 1
+            return made
+        parts = [await self._generate(one, num_aborts + 1) if one.status is Status.ABORTED else [one] for one in made]
+        return [one for part in parts for one in part]
 
     def _count(self, finished: Group) -> None:
         self.tally.num_samples += len(finished)

@@ -149,16 +149,13 @@ def powers_of_two(largest: int) -> Iterable[int]:
 
 
 # --- performance ------------------------------------------------------------------------------------------------------
-def perf_metrics(
-    durations: Mapping[str, float], *, rollout_tokens: int | None = None, train_tokens: int | None = None
-) -> dict[str, float]:
+def perf_metrics(durations: Mapping[str, float], *, train_tokens: float = 0.0) -> dict[str, float]:
     """Metrics of the seconds that the phases of a round took, as `Timer.lap` gives them.
 
-    `rollout_tokens` and `train_tokens` are what the phases `rollout` and `train` got through, for their speed.
+    `train_tokens` is what the phase `train` got through, for its speed.
     """
     metrics = {f"perf/{phase}_s": seconds for phase, seconds in durations.items()}
-    for phase, tokens in (("rollout", rollout_tokens), ("train", train_tokens)):
-        seconds = durations.get(phase, 0.0)
-        if tokens is not None and seconds > 0:
-            metrics[f"perf/{phase}_tokens_per_s"] = tokens / seconds
+    seconds = durations.get("train", 0.0)
+    if train_tokens and seconds > 0:
+        metrics["perf/train_tokens_per_s"] = train_tokens / seconds
     return metrics

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from slime_core import EngineError, Status
+from slime_core import EngineError, Sample, Status
 from slime_core.engines.client import EngineClient, SampleEngine, parse_generation
 from slime_core.engines.process import LOOPBACK, free_port
+from slime_core.engines.requests import Requests
 from tiny_model import byte_tokenizer
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -185,11 +186,122 @@ async def test_every_request_of_a_sample_has_a_seed_of_its_own_and_the_same_one_
     async with scripted_server(note) as url, client_of(url) as client:
         for run_seed, index in ((1, 0), (1, 0), (1, 1), (2, 0)):
             seeds.append([])
-            engine = SampleEngine(client, run_seed, index)
+            engine = SampleEngine(client, Requests(), run_seed, Sample(index=index))
             for _ in range(3):
                 await engine.generate([1], {"temperature": 1.0})
         seeds.append([])
-        await SampleEngine(client, 1, 0).generate([1], {"sampling_seed": 5})
+        await SampleEngine(client, Requests(), 1, Sample(index=0)).generate([1], {"sampling_seed": 5})
+        continued = Sample(index=0)
+        continued.append([7])
+        seeds.append([])
+        await SampleEngine(client, Requests(), 1, continued).generate([1], {})
     assert seeds[0] == seeds[1]
     assert len({seed for row in (seeds[0], seeds[2], seeds[3]) for seed in row}) == 9
     assert seeds[4] == [5]
+    assert seeds[5][0] != seeds[0][0], "a continuation must not repeat the draws of the beginning"
+
+
+class Abortable:
+    """An engine whose requests answer only when they are aborted, with one token; it notes what it is told."""
+
+    def __init__(self, ignored_aborts: int = 0) -> None:
+        self.events: dict[str, asyncio.Event] = {}
+        self.aborts: list[dict] = []
+        self._ignored = ignored_aborts
+
+    async def generate(self, request: web.Request) -> web.Response:
+        event = self.events.setdefault((await request.json())["rid"], asyncio.Event())
+        await event.wait()
+        answer = json.loads((CAPTURES / "abort_rid_x1.json").read_text())["response"]
+        return web.json_response(answer)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self.aborts.append(body := await request.json())
+        if len(self.aborts) > self._ignored:
+            for rid, event in self.events.items():
+                if body.get("abort_all") or body.get("rid") == rid:
+                    event.set()
+        return web.Response()
+
+    @asynccontextmanager
+    async def client(self, **options: float) -> AsyncIterator[EngineClient]:
+        app = web.Application()
+        app.router.add_post("/generate", self.generate)
+        app.router.add_post("/abort_request", self.abort)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, LOOPBACK, port).start()
+        url = f"http://{LOOPBACK}:{port}"
+        try:
+            async with client_of(url, worker_urls=[url], **options) as client:
+                yield client
+        finally:
+            await runner.cleanup()
+
+    async def received(self, count: int) -> None:
+        while len(self.events) < count:
+            await asyncio.sleep(0.005)
+
+
+async def test_stopped_requests_answer_with_their_tokens_and_others_go_on():
+    engine = Abortable()
+    async with engine.client() as client:
+        ours, others = Requests(), Requests()
+        stopped = [asyncio.create_task(client.generate([1], {}, requests=ours)) for _ in range(3)]
+        other = asyncio.create_task(client.generate([1], {}, requests=others))
+        await engine.received(4)
+        await client.abort(ours, 5)
+        generations = await asyncio.wait_for(asyncio.gather(*stopped), 5)
+        assert all(g.status is Status.ABORTED and len(g.tokens) > 0 for g in generations)
+        assert not other.done() and not any("abort_all" in body for body in engine.aborts)
+        await client.abort(others, 5)
+        assert (await other).status is Status.ABORTED
+        assert engine.aborts[-1] == {"abort_all": True}, "nobody else was left"
+
+
+async def test_a_request_that_waits_for_its_turn_is_not_sent_once_stopped():
+    engine = Abortable()
+    async with engine.client(concurrency=1) as client:
+        requests = Requests()
+        tasks = [asyncio.create_task(client.generate([1], {}, requests=requests)) for _ in range(3)]
+        await engine.received(1)
+        await client.abort(requests, 5)
+        generations = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assert len(engine.events) == 1
+        assert sorted(len(g.tokens) > 0 for g in generations) == [False, False, True]
+
+
+async def test_an_engine_is_told_again_until_it_lets_go():
+    engine = Abortable(ignored_aborts=3)
+    async with engine.client() as client:
+        requests = Requests()
+        task = asyncio.create_task(client.generate([1], {}, requests=requests))
+        await engine.received(1)
+        await client.abort(requests, 10)
+        assert len(engine.aborts) > 3
+        assert (await task).status is Status.ABORTED
+
+
+async def test_an_abort_that_nobody_answers_is_bounded():
+    engine = Abortable(ignored_aborts=10**9)
+    async with engine.client() as client:
+        requests = Requests()
+        task = asyncio.create_task(client.generate([1], {}, requests=requests))
+        await engine.received(1)
+        before = time.monotonic()
+        await client.abort(requests, 0.3)
+        assert 0.3 <= time.monotonic() - before < 3
+        assert not task.done()
+        task.cancel()
+
+
+async def test_a_failed_request_is_not_sent_again_once_stopped():
+    requests = Requests()
+
+    async def fail(request: web.Request) -> web.Response:
+        requests.stopped = True
+        return web.Response(status=503)
+
+    async with scripted_server(fail) as url, client_of(url) as client:
+        assert (await client.generate([1], {}, requests=requests)).status is Status.ABORTED

@@ -42,6 +42,7 @@ def collected(make_args, write_rows, open_manager, plugin_file):
         args = make_args("--prompt-data", path, "--no-shuffle", "--generate", scripted, *words)
         async with open_manager(args) as manager:
             rounds = [await manager.rollout(step) for step in range(num_rounds)]
+            await manager.source.settle()
             return manager, rounds
 
     return run
@@ -85,9 +86,9 @@ async def test_what_was_stopped_waits_as_fresh_prompts(collected, make_args):
     rows = [SLOW, GOOD, GOOD, GOOD]
     manager, (one,) = await collected(rows, "--over-sampling-batch-size", "4")
     assert len(trained(one)) == 2
-    waiting = manager.source.state_dict()["buffer"]
-    assert len(waiting) == 2 and 0 in [group[0]["group_index"] for group in waiting]
-    assert all(sample["response"] == "" and sample["reward"] is None for group in waiting for sample in group)
+    waiting, _ = manager.source.waiting()
+    assert len(waiting) == 2 and 0 in [group[0].group_index for group in waiting]
+    assert all(sample.response == "" and sample.reward is None for group in waiting for sample in group)
     assert_conserved(manager)
 
 
@@ -200,7 +201,7 @@ async def test_a_saved_manager_goes_on_with_the_same_prompts(
     async with open_manager(args) as first:
         for step in range(2):
             await first.rollout(step)
-        first.save(tmp_path)
+        await first.save(tmp_path, 2)
         expected = [await first.source.get_groups(4)]
     async with open_manager(args) as second:
         second.load(tmp_path)

@@ -66,7 +66,7 @@ async def test_a_buffer_filter_chooses_and_may_not_invent(make_args, rows, open_
     inventor = plugin_file("inventor", "@hookimpl\ndef buffer_filter(groups): return [[Sample()]]")
     async with open_manager(make_args("--prompt-data", rows, "--buffer-filter", inventor)) as manager:
         manager.source.add_groups(await manager.source.get_groups(1))
-        with pytest.raises(PluginError, match="plugin 'inventor': buffer_filter must return at most 1 of the groups"):
+        with pytest.raises(PluginError, match="plugin 'inventor': buffer_filter must return a list of at most 1 of"):
             await manager.source.get_groups(1)
 
 
@@ -102,8 +102,9 @@ async def test_a_saved_source_goes_on_where_it_was(make_args, rows, open_manager
         groups = await first.source.get_groups(4)
         first.source.add_groups(groups[2:])
         state = json.loads(json.dumps(first.source.state_dict()))
+        waiting = first.source.waiting()
     async with open_manager(args) as second:
-        second.source.load_state_dict(state)
+        second.source.load_state_dict(state, *waiting)
         resumed = await draw(second, 2, 8)
         assert second.source.num_drawn == 12
     assert resumed[0] == expected[0][2:]
