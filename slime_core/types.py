@@ -251,6 +251,8 @@ class TrainBatch:
     """[S] bool, the response ended for length."""
     metadata: list[dict[str, Any] | None]
     """[S] `train_metadata` of each sample."""
+    multimodal: list[dict[str, Any] | None]
+    """[S] images and the like, and what a processor made of them."""
     per_sample: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """A converter's extra keys with one row a sample."""
     per_token: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -281,6 +283,8 @@ class TrainBatch:
             rollout_index=np.array([s.rollout_index for s in samples], np.int64),
             truncated=np.array([s.status is Status.TRUNCATED for s in samples], np.bool_),
             metadata=[s.train_metadata for s in samples],
+            multimodal=[s.multimodal for s in samples],
+            per_sample=_round_numbers(samples),
         )
 
     def select(self, positions: Sequence[int] | IntArray) -> TrainBatch:
@@ -301,6 +305,7 @@ class TrainBatch:
             rollout_index=self.rollout_index[rows],
             truncated=self.truncated[rows],
             metadata=[self.metadata[i] for i in rows],
+            multimodal=[self.multimodal[i] for i in rows],
             per_sample={key: value[rows] for key, value in self.per_sample.items()},
             per_token={key: value[response_rows] for key, value in self.per_token.items()},
         )
@@ -315,7 +320,7 @@ class TrainBatch:
         per_response = int(self.response_lengths.sum())
         sizes |= dict.fromkeys(("loss_mask", "rollout_logprobs", "weight_versions"), per_response)
         per_sample = ("response_lengths", "rewards", "sample_index", "group_index", "rollout_index", "truncated")
-        sizes |= dict.fromkeys((*per_sample, "metadata"), self.num_samples)
+        sizes |= dict.fromkeys((*per_sample, "metadata", "multimodal"), self.num_samples)
         for name, size in sizes.items():
             if len(getattr(self, name)) != size:
                 raise ValueError(f"TrainBatch.{name} has {len(getattr(self, name))} entries where {size} are needed")
@@ -328,6 +333,13 @@ class TrainBatch:
             for key, value in extras.items():
                 if len(value) != size:
                     raise ValueError(f"TrainBatch.{kind}[{key!r}] has {len(value)} rows where {size} are needed")
+
+
+def _round_numbers(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
+    """`round_number`, [S] int64, where generators note their turns in `metadata["round_number"]`; -1 without."""
+    if not any("round_number" in sample.metadata for sample in samples):
+        return {}
+    return {"round_number": np.array([sample.metadata.get("round_number", -1) for sample in samples], np.int64)}
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:

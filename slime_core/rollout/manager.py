@@ -127,7 +127,9 @@ class RolloutManager:
         self._collected = step, groups
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
-        metrics = rollout_metrics(groups, dropped=stages.tally.dropped, failed=stages.tally.failed, weight_version=trained_version)
+        metrics = rollout_metrics(
+            groups, dropped=stages.tally.dropped, failed=stages.tally.failed, weight_version=trained_version
+        )
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
             "data/trained": float(self.num_trained),

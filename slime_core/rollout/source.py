@@ -68,10 +68,14 @@ class Source:
 
         Finished samples are trained as they are (graded first, where a reward is missing), the others are generated.
         """
-        for group in groups:
-            if group and group[0].group_index < 0:
-                self._number(group)
+        self.adopt([group for group in groups if group and group[0].group_index < 0])
         self._buffer.add(group for group in groups if group)
+
+    def adopt(self, groups: list[Group]) -> list[Group]:
+        """Count groups that were made elsewhere as drawn, and number them; gives them back."""
+        for group in groups:
+            self._number(group)
+        return groups
 
     def recall(self, groups: Coroutine[Any, Any, list[Group]], num_groups: int) -> None:
         """Let groups wait that are still being called back; whoever takes or saves groups waits for them."""

@@ -92,6 +92,11 @@ class TensorBatch:
         return self.host.metadata
 
     @property
+    def multimodal(self) -> list[dict[str, Any] | None]:
+        """[S] images and the like of each sample."""
+        return self.host.multimodal
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self.tokens.device

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from slime_core import PluginError
+from slime_core import DataError, PluginError, Sample, Status
 from slime_core.errors import RolloutError
 
 # The answer is the reward. A row whose metadata `slow` is set never finishes.
@@ -65,11 +65,12 @@ async def test_a_plain_round_trains_the_prompts_in_order(collected):
     assert_conserved(manager)
 
 
-async def test_the_worked_example_of_over_sampling(collected, plugin_file):
+@pytest.mark.parametrize("partial", [[], ["--partial-rollout", "--max-staleness", "1", "--abort-timeout-s", "0.2"]])
+async def test_the_worked_example_of_over_sampling(collected, plugin_file, partial):
     """Six start; three have equal rewards and are dropped; six more start; at six good ones the other three stop."""
     spread = [{"rewards": [0, size]} for size in (5, 1, 4)] + [{"rewards": [0, size]} for size in (2, 6, 3)]
     rows = [EQUAL, *spread[:3], EQUAL, EQUAL, *spread[3:], SLOW, SLOW, SLOW]
-    words = ["--rollout-batch-size", "4", "--over-sampling-batch-size", "6"]
+    words = ["--rollout-batch-size", "4", "--over-sampling-batch-size", "6", *partial]
     words += ["--dynamic-filter", plugin_file("std", NONZERO_STD)]
     words += ["--over-sampling-filter", plugin_file("spread", BY_SPREAD)]
     manager, (one,) = await collected(rows, *words)
@@ -209,3 +210,92 @@ async def test_a_saved_manager_goes_on_with_the_same_prompts(
         resumed = [await second.source.get_groups(4)]
     prompts = [[[s.to_dict() for s in group] for group in groups] for groups in (expected[0], resumed[0])]
     assert prompts[0] == prompts[1]
+
+
+async def test_external_groups_are_numbered_and_trained_as_they_are(make_args, open_manager, plugin_file):
+    def finished(reward):
+        sample = Sample(prompt="from elsewhere", status=Status.COMPLETED, reward=reward)
+        sample.append([5, 6], logprobs=[-1.0, -1.0])
+        return sample
+
+    fan = [finished(1.0), finished(0.0)]
+    fan[0].rollout_index = fan[1].rollout_index = 7
+    async with open_manager(make_args("--generate", plugin_file("echo", ECHO))) as manager:
+        manager.source.add_groups([[finished(1.0), finished(0.0), finished(0.5)], fan])
+        batch = (await manager.rollout(0)).shards[0].batch
+        assert_conserved(manager)
+    assert batch.rewards.tolist() == [1.0, 0.0, 0.5, 1.0, 0.0]
+    assert batch.group_index.tolist() == [0, 0, 0, 1, 1]
+    assert batch.rollout_index.tolist() == [0, 1, 2, 3, 3]
+    assert batch.sample_index.tolist() == [0, 1, 2, 3, 4]
+
+
+async def test_a_row_may_name_its_generator(make_args, write_rows, open_manager, plugin_file):
+    one = plugin_file("one", ECHO)
+    two = plugin_file("two", ECHO.replace("[1]", "[2]"))
+    path = write_rows([{"prompt": "p", "metadata": {"by": "two"}}, {"prompt": "p"}])
+    words = ["--prompt-data", path, "--no-shuffle", "--generate", one, two, "--generate-field", "by"]
+    async with open_manager(make_args(*words)) as manager:
+        batch = (await manager.rollout(0)).shards[0].batch
+    assert batch.tokens.reshape(4, 2)[:, 1].tolist() == [2, 2, 1, 1]
+
+
+async def test_a_row_that_names_no_generator_of_the_run_stops_it(make_args, write_rows, open_manager, plugin_file):
+    path = write_rows([{"prompt": "p", "metadata": {"by": "three"}}])
+    words = ["--prompt-data", path, "--generate", plugin_file("one", ECHO), "single_turn", "--generate-field", "by"]
+    async with open_manager(make_args(*words)) as manager:
+        with pytest.raises(DataError, match="by='three', which is none of the generators .*: one, single_turn"):
+            await manager.rollout(0)
+
+
+async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, plugin_file):
+    source = plugin_file("hot", "@hookimpl\ndef get_samples(num_prompts):\n"
+                         "    return [Sample(sampling_params={'temperature': 0.5}) for _ in range(num_prompts)]")  # fmt: skip
+    note = ECHO.replace("sample)", "sample, sampling_params)").replace(
+        "[1]", "[int(100 * sampling_params['temperature']), int(sampling_params['top_p'])]"
+    )
+    note = note.replace("logprobs=[-1.0]", "logprobs=[-1.0, -1.0]")
+    async with open_manager(make_args("--get-samples", source, "--generate", plugin_file("note", note))) as manager:
+        batch = (await manager.rollout(0)).shards[0].batch
+    assert batch.tokens.tolist() == [50, 1] * 4
+
+
+@pytest.mark.parametrize("words", [[], ["--partial-rollout", "--max-staleness", "1", "--abort-timeout-s", "0.2"]])
+async def test_many_groups_that_are_not_needed_come_back_once_each(collected, words):
+    rows = [SLOW if i % 3 else GOOD for i in range(120)]
+    manager, (one,) = await collected(rows, "--rollout-batch-size", "40", "--over-sampling-batch-size", "120", *words)
+    waiting, prompts = manager.source.waiting()
+    assert sorted([*trained(one), *(group[0].group_index for group in waiting)]) == list(range(120))
+    assert sorted(prompt.group_index for prompt in prompts) == sorted(group[0].group_index for group in waiting)
+    assert_conserved(manager)
+
+
+async def test_echo_and_saved_samples_replay(make_args, write_rows, open_manager, tmp_path):
+    path = write_rows([{"prompt": "p", "label": f"answer {i}"} for i in range(8)])
+    words = ["--prompt-data", path, "--generate", "echo", "--save-samples", "--run-name", "first"]
+    async with open_manager(make_args(*words)) as manager:
+        rounds = [(await manager.rollout(step)).shards[0].batch for step in range(2)]
+    samples = tmp_path / "runs" / "first" / "samples"
+    words = ["--prompt-data", path, "--rollout", "replay", "--replay-samples", samples]
+    async with open_manager(make_args(*words)) as manager:
+        again = [(await manager.rollout(step)).shards[0].batch for step in range(2)]
+        assert_conserved(manager)
+        with pytest.raises(DataError, match="no samples of round 2 to replay"):
+            await manager.rollout(2)
+    assert [batch.tokens.tolist() for batch in again] == [batch.tokens.tolist() for batch in rounds]
+    async with open_manager(make_args(*words, "--replay-fraction", "0.5")) as manager:
+        (half,) = {(await manager.rollout(0)).metrics["rollout/num_groups"]}
+    assert half == 1
+
+
+async def test_round_numbers_and_images_travel_with_their_samples(make_args, open_manager, plugin_file):
+    turns = plugin_file(
+        "turns",
+        ECHO.replace("    return", "    if sample.index == 2: sample.metadata['round_number'] = 3\n"
+                     "    if sample.index == 1: sample.multimodal = {'images': ['data:']}\n    return"),
+    )  # fmt: skip
+    async with open_manager(make_args("--generate", turns), num_ranks=2) as manager:
+        shards = (await manager.rollout(0)).shards
+    by_index = {int(i): (b.per_sample["round_number"][k], b.multimodal[k])
+                for b in (shard.batch for shard in shards) for k, i in enumerate(b.sample_index)}  # fmt: skip
+    assert by_index == {0: (-1, None), 1: (-1, {"images": ["data:"]}), 2: (3, None), 3: (-1, None)}

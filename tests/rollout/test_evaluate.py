@@ -1,5 +1,7 @@
 """Evaluation: every row, n samples each, nothing shared with training; failures count as wrong."""
 
+import asyncio
+
 import pytest
 
 GENERATE = """
@@ -67,3 +69,52 @@ async def test_too_long_prompts_are_left_out_and_counted(args_for, open_manager)
     async with open_manager(args_for(rows, "--max-prompt-tokens", "20")) as manager:
         metrics = await manager.evaluate()
     assert metrics["eval/heldout/too_long"] == 1.0
+
+
+OWN = """
+@hookimpl
+async def generate(sample, sampling_params):
+    sample.append([1], logprobs=[-1.0], text="own")
+    sample.metadata["temperature"] = sampling_params["temperature"]
+    sample.metadata["evaluation"] = True
+    sample.status = Status.COMPLETED
+    return [sample]
+"""
+ALWAYS = "@hookimpl\nasync def reward(sample): return {'reward': 0.75, 'temperature': sample.metadata['temperature']}"
+
+
+async def test_a_data_set_may_have_settings_of_its_own(args_for, open_manager, write_rows, plugin_file):
+    other = write_rows([{"prompt": f"q{i}"} for i in range(2)], "other.jsonl")
+    own = f'other={{path = "{other}", n-samples-per-prompt = 3, temperature = 0.25, reward = "{plugin_file("always", ALWAYS)}"'
+    own += f', generate = "{plugin_file("own", OWN)}"}}'
+    args = args_for([{"prompt": "p", "label": 1}])
+    words = ["--eval-data", *[str(entry) for entry in args.eval_data], own]
+    async with open_manager(args_for([{"prompt": "p", "label": 1}], *words)) as manager:
+        metrics = await manager.evaluate()
+    assert metrics["eval/heldout/mean"] == 0.5, "the flags' own reward and generator"
+    assert metrics["eval/other/mean"] == 0.75
+    assert {name for name in metrics if name.startswith("eval/other/pass")} == {
+        "eval/other/pass@1",
+        "eval/other/pass@2",
+    }
+
+
+async def test_an_evaluation_beside_a_round_disturbs_neither(args_for, open_manager):
+    args = args_for([{"prompt": f"p{i}", "label": i} for i in range(20)])
+    async with open_manager(args) as alone:
+        expected = (await alone.rollout(0)).shards[0].batch
+    async with open_manager(args) as manager:
+        metrics, one = await asyncio.gather(manager.evaluate(), manager.rollout(0))
+    assert metrics["eval/heldout/mean"] == 0.5
+    assert one.shards[0].batch.tokens.tolist() == expected.tokens.tolist()
+
+
+async def test_an_own_collection_replaces_the_evaluations_too(args_for, open_manager, plugin_file):
+    some = plugin_file(
+        "some",
+        "@hookimpl\nasync def rollout(source, stages, evaluation):\n    assert evaluation\n"
+        "    return [await stages.run_group(source.groups[0])]",
+    )
+    args = args_for([{"prompt": "p", "label": 1}, {"prompt": "broken", "label": 1}], "--eval-rollout", some)
+    async with open_manager(args) as manager:
+        assert (await manager.evaluate())["eval/heldout/failed_fraction"] == 0.0
