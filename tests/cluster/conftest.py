@@ -32,6 +32,20 @@ def reward(args, sample):
 """
 
 
+UNEVEN = """
+from slime_core import hookimpl
+
+@hookimpl
+async def generate(engine, sample, sampling_params):
+    limit = 48 if sample.group_index % 2 else 4
+    room = limit - sample.response_length
+    params = {**sampling_params, "max_new_tokens": room, "ignore_eos": True}
+    sample.append_generation(await engine.generate(sample.tokens, params))
+    return [sample]
+"""
+"""A generator whose every second group is twelve times as long."""
+
+
 class Run:
     """A `slime train` process with its output in a file."""
 
@@ -96,6 +110,7 @@ def prompts(tmp_path: Path) -> Path:
 def start_run(tmp_path: Path, model_dir: Path, prompts: Path) -> Iterator[Callable[..., Run]]:
     """`start_run("--num-rollout", "3")`: a small run with the reward ./evens.py; ended when the test ends."""
     (tmp_path / "evens.py").write_text(REWARD)
+    (tmp_path / "uneven.py").write_text(UNEVEN)
     runs: list[Run] = []
 
     def start(*words: str, **environment: str) -> Run:

@@ -13,6 +13,8 @@ from random import Random
 
 import pytest
 
+from slime_core.rollout.sample_file import read_groups
+
 
 def rounds(rows):
     return [row for row in rows if "train/loss" in row]
@@ -251,3 +253,72 @@ def test_dry_run_prints_options_and_plugins_and_starts_nothing(start_run, tmp_pa
     assert code == 0
     assert "rollout-batch-size" in output and "evens  (" in output and "def reward(args, sample)" in output
     assert not Path(tmp_path / "runs").exists()
+
+
+def test_a_round_is_generated_while_the_last_one_trains(start_run, read_rows, tmp_path, prompts):
+    words = ["--max-staleness", "1", "--save-interval", "2", "--eval-interval", "1", "--num-rollout", "4"]
+    run = start_run(*words, "--eval-data", f"heldout={prompts}")
+    code, output = run.finish()
+    assert code == 0, output
+    run.assert_nothing_left()
+    trained = rounds(read_rows())
+    assert [row["rollout/staleness_max"] for row in trained] == [0, 1, 1, 1]
+    assert [row["rollout/staleness_mean"] for row in trained] == [0, 1, 1, 1]
+    assert [row["step"] for row in read_rows() if "eval/heldout/mean" in row] == [0, 1, 2, 3, 4]
+    again = start_run("--resume", "run", "--num-rollout", "6")
+    code, output = again.finish()
+    assert code == 0, output
+    trained = rounds(read_rows())
+    assert [row["step"] for row in trained] == list(range(6))
+    assert [row["data/trained"] for row in trained] == [4 * (step + 1) for step in range(6)]
+    assert all(row["data/drawn"] == row["data/trained"] + row["data/waiting"] for row in trained)
+
+
+def test_partial_rollout_trains_tokens_of_two_versions(start_run, read_rows, tmp_path):
+    """The engine runs 4 requests at once, 16 are asked for: each round leaves some in the middle of their tokens."""
+    run = start_run(
+        "--partial-rollout", "--max-staleness", "1", "--over-sampling-batch-size", "8", "--engine-max-requests", "16",
+        "--max-response-tokens", "48", "--num-rollout", "5", "--save-samples", "--evens-bonus", "1",
+        "--generate", "./uneven.py",
+    )  # fmt: skip
+    code, output = run.finish()
+    assert code == 0, output
+    run.assert_nothing_left()
+    trained = rounds(read_rows())
+    assert max(row["rollout/staleness_max"] for row in trained) == 1
+    assert all(row["train/logprob_abs_diff"] < 1e-4 for row in trained if row["rollout/staleness_max"] == 0)
+    assert all(row["data/drawn"] == row["data/trained"] + row["data/waiting"] for row in trained)
+    versions = [
+        set(sample.weight_versions.tolist())
+        for path in sorted((tmp_path / "runs" / "run" / "samples").glob("*.parquet"))
+        for group in read_groups(path)
+        for sample in group
+    ]
+    assert any(len(made_by) == 2 for made_by in versions), "a response that two versions of the weights wrote"
+
+
+def test_rollouts_alone_and_then_training_alone(start_run, read_rows, tmp_path):
+    only_rollouts = start_run("--num-trainers", "0", "--save-samples", "--num-rollout", "2")
+    code, output = only_rollouts.finish()
+    assert code == 0, output
+    rows = read_rows()
+    assert [row["step"] for row in rows if "reward/mean" in row] == [0, 1]
+    assert not rounds(rows)
+    samples = tmp_path / "runs" / "run" / "samples"
+    (tmp_path / "runs" / "run").rename(tmp_path / "runs" / "rollouts")
+    samples = tmp_path / "runs" / "rollouts" / "samples"
+    only_training = start_run(
+        "--num-engines", "0", "--rollout", "replay", "--replay-samples", str(samples), "--num-rollout", "2"
+    )
+    code, output = only_training.finish()
+    assert code == 0, output
+    trained = rounds(read_rows())
+    assert [row["reward/mean"] for row in trained] == [row["reward/mean"] for row in rows if "reward/mean" in row]
+    assert trained[0]["train/logprob_abs_diff"] < 1e-4
+
+
+def test_epochs_are_counted_in_rounds(start_run, read_rows):
+    run = start_run("--num-epoch", "2", "--rollout-batch-size", "8", "--max-response-tokens", "2")
+    code, output = run.finish()
+    assert code == 0, output
+    assert len(rounds(read_rows())) == 5, "2 passes over 20 prompts, 8 a round"

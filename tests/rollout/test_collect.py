@@ -244,13 +244,16 @@ async def test_a_row_that_names_no_generator_of_the_run_stops_it(make_args, writ
     path = write_rows([{"prompt": "p", "metadata": {"by": "three"}}])
     words = ["--prompt-data", path, "--generate", plugin_file("one", ECHO), "single_turn", "--generate-field", "by"]
     async with open_manager(make_args(*words)) as manager:
-        with pytest.raises(DataError, match="by='three', which is none of the generators .*: one, single_turn"):
+        with pytest.raises(DataError, match=r"by='three', which is none of the generators .*: one, single_turn"):
             await manager.rollout(0)
 
 
 async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, plugin_file):
-    source = plugin_file("hot", "@hookimpl\ndef get_samples(num_prompts):\n"
-                         "    return [Sample(sampling_params={'temperature': 0.5}) for _ in range(num_prompts)]")  # fmt: skip
+    source = plugin_file(
+        "hot",
+        "@hookimpl\ndef get_samples(num_prompts):\n"
+        "    return [Sample(sampling_params={'temperature': 0.5}) for _ in range(num_prompts)]",
+    )
     note = ECHO.replace("sample)", "sample, sampling_params)").replace(
         "[1]", "[int(100 * sampling_params['temperature']), int(sampling_params['top_p'])]"
     )

@@ -85,8 +85,8 @@ ALWAYS = "@hookimpl\nasync def reward(sample): return {'reward': 0.75, 'temperat
 
 async def test_a_data_set_may_have_settings_of_its_own(args_for, open_manager, write_rows, plugin_file):
     other = write_rows([{"prompt": f"q{i}"} for i in range(2)], "other.jsonl")
-    own = f'other={{path = "{other}", n-samples-per-prompt = 3, temperature = 0.25, reward = "{plugin_file("always", ALWAYS)}"'
-    own += f', generate = "{plugin_file("own", OWN)}"}}'
+    own = f'other={{path = "{other}", n-samples-per-prompt = 3, temperature = 0.25'
+    own += f', reward = "{plugin_file("always", ALWAYS)}", generate = "{plugin_file("own", OWN)}"}}'
     args = args_for([{"prompt": "p", "label": 1}])
     words = ["--eval-data", *[str(entry) for entry in args.eval_data], own]
     async with open_manager(args_for([{"prompt": "p", "label": 1}], *words)) as manager:
