@@ -1,0 +1,115 @@
+"""The real router in front of stand-in engines: sessions stay together, and no fault loses or doubles an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from aiohttp import web
+
+from slime_core.engines.client import EngineClient
+from slime_core.engines.process import LOOPBACK, free_port
+from slime_core.engines.router import Router
+from slime_core.testing import make_options
+from tiny_model import byte_tokenizer
+
+
+class Worker:
+    """An engine that answers a request for session S with S's number; `dying` cuts connections instead."""
+
+    def __init__(self) -> None:
+        self.served: Counter[int] = Counter()
+        self.dying = False
+        self.slow_s = 0.0
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.dying:
+            request.transport.abort()
+        await asyncio.sleep(self.slow_s)
+        (session,) = body["input_ids"]
+        self.served[session] += 1
+        finish = {"type": "length", "length": 1}
+        meta = {"finish_reason": finish, "output_token_logprobs": [[-1.0, session, None]], "weight_version": "0"}
+        return web.json_response({"text": "", "output_ids": [session], "meta_info": meta})
+
+    async def anything(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "m", "is_generation": True})
+
+    @asynccontextmanager
+    async def serve(self, port: int) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/generate", self.generate)
+        app.router.add_route("*", "/{path:.*}", self.anything)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, LOOPBACK, port).start()
+        try:
+            yield f"http://{LOOPBACK}:{port}"
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def routed(log_dir: Path, *words: str) -> AsyncIterator[tuple[list[Worker], Router, EngineClient]]:
+    """Three workers, the router before them, and a client."""
+    workers = [Worker() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(worker.serve(free_port())) for worker in workers]
+        router = await asyncio.to_thread(Router, make_options(*words), urls, log_dir)
+        try:
+            async with EngineClient(
+                router.url, tokenizer=byte_tokenizer(), concurrency=64, timeout_s=60, worker_urls=urls
+            ) as client:
+                yield workers, router, client
+        finally:
+            await asyncio.to_thread(router.stop)
+
+
+async def ask(client: EngineClient, number: int) -> int:
+    generation = await client.generate(np.array([number]), {}, session_id=f"session-{number}")
+    return int(generation.tokens[0])
+
+
+async def test_the_turns_of_a_session_go_to_one_engine(tmp_path):
+    async with routed(tmp_path, "--router-policy", "manual") as (workers, _, client):
+        for _ in range(4):
+            assert await asyncio.gather(*(ask(client, n) for n in range(30))) == list(range(30))
+    assert all(sum(bool(worker.served[n]) for worker in workers) == 1 for n in range(30))
+    assert sum(bool(worker.served) for worker in workers) > 1, "sessions are spread"
+
+
+async def test_requests_of_an_engine_that_dies_are_answered_by_the_others(tmp_path):
+    async with routed(tmp_path) as (workers, _, client):
+        for worker in workers:
+            worker.slow_s = 0.1
+        asking = [asyncio.create_task(ask(client, n)) for n in range(60)]
+        await asyncio.sleep(0.05)
+        workers[0].dying = True
+        assert await asyncio.gather(*asking) == list(range(60))
+        assert all(sum(worker.served[n] for worker in workers) >= 1 for n in range(60))
+
+
+@pytest.mark.timeout(120)
+async def test_a_router_that_is_killed_and_started_again_loses_nothing(tmp_path):
+    port = str(free_port())
+    async with routed(tmp_path, "--router-port", port) as (workers, router, client):
+        for worker in workers:
+            worker.slow_s = 0.2
+        asking = [asyncio.create_task(ask(client, n)) for n in range(100)]
+        await asyncio.sleep(0.1)
+        for child in psutil.Process(router.process._process.pid).children(recursive=True):
+            child.kill()
+        await asyncio.to_thread(router.stop)
+        urls = client._worker_urls
+        again = await asyncio.to_thread(Router, make_options("--router-port", port), urls, tmp_path)
+        try:
+            assert await asyncio.gather(*asking) == list(range(100))
+        finally:
+            await asyncio.to_thread(again.stop)
