@@ -598,6 +598,13 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         default="colocated",
         help="engines and trainers share devices, or have their own",
     )
+    g.add_argument(
+        "--stall-timeout-s",
+        type=positive,
+        default=600.0,
+        metavar="S",
+        help="the run stops when a plugin holds the rollout manager's event loop longer",
+    )
     g.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 

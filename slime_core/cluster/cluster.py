@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Cluster:
         self._engines: list[Any] = []
         self._trainers: list[Any] = []
         self._manager: Any = None
+        self._answered = 0.0
         self._reaper: subprocess.Popen[str] | None = None
         try:
             self._start()
@@ -161,6 +163,7 @@ class Cluster:
 
         Without a server the call would retry its requests until --request-timeout-s.
         """
+        self._answered = time.monotonic()
         while not ray.wait([call], timeout=POLL_S)[0]:
             self._report(on_progress)
             self._get([engine.check.remote() for engine in self._engines])
@@ -169,8 +172,22 @@ class Cluster:
         return result
 
     def _report(self, on_progress: OnProgress) -> None:
-        with contextlib.suppress(GetTimeoutError):  # the manager's loop is busy; its monitor will name who holds it
+        try:
             on_progress(*self._get(self._manager.progress.remote(), timeout_s=POLL_S))
+            self._answered = time.monotonic()
+        except GetTimeoutError:  # the manager's loop is held; its monitor writes down who holds it
+            silence_s = time.monotonic() - self._answered
+            if silence_s > self._args.stall_timeout_s:
+                raise ClusterError(
+                    f"the rollout manager has not answered for {silence_s:.0f} s: its event loop is held, most likely "
+                    f"by an `async def` hook that does not await. {self._who_stalls()}"
+                ) from None
+
+    def _who_stalls(self) -> str:
+        log = self._run_dir / "logs" / "rollout.log"
+        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+        named = [line for line in lines if "held the event loop" in line]
+        return f"The end of {log}: {named[-1]}" if named else f"See {log}."
 
     def _get(self, calls: Any, timeout_s: float | None = None) -> Any:
         """ray.get whose errors a user can read."""

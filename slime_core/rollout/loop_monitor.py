@@ -16,7 +16,9 @@ from slime_core.plugins import Plugins
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 0.1
-"""A call that holds the loop longer is reported."""
+"""A call that holds the loop longer is reported when it ends."""
+STUCK_S = 5.0
+"""One that holds it longer than this is reported at once: it may never end."""
 
 
 class LoopMonitor:
@@ -63,8 +65,13 @@ class LoopMonitor:
                 continue
             frame = sys._current_frames().get(self._loop_thread)
             culprit = self._culprit(frame)
+            stuck = False
             while not self._alive.wait(LIMIT_S) and not self._stopped.is_set():
-                pass
+                if not stuck and time.monotonic() - asked > STUCK_S:
+                    stuck = True
+                    logger.warning(
+                        "%s has held the event loop for %.0f s and goes on.", culprit or "something", STUCK_S
+                    )
             self._note(time.monotonic() - asked, culprit)
 
     def _note(self, stall_s: float, culprit: str | None) -> None:

@@ -317,6 +317,17 @@ def test_rollouts_alone_and_then_training_alone(start_run, read_rows, tmp_path):
     assert trained[0]["train/logprob_abs_diff"] < 1e-4
 
 
+def test_an_async_plugin_that_never_awaits_is_named_and_the_run_ends(start_run, tmp_path):
+    (tmp_path / "spins.py").write_text(
+        "from slime_core import hookimpl\n@hookimpl\nasync def generate(sample):\n    while True: pass\n"
+    )
+    run = start_run("--generate", "./spins.py", "--stall-timeout-s", "7")
+    code, output = run.finish()
+    assert code == 1 and "Traceback" not in output
+    assert "the rollout manager has not answered for" in output and "plugin 'spins'" in output
+    run.assert_nothing_left()
+
+
 def test_epochs_are_counted_in_rounds(start_run, read_rows):
     run = start_run("--num-epoch", "2", "--rollout-batch-size", "8", "--max-response-tokens", "2")
     code, output = run.finish()

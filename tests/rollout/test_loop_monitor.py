@@ -2,6 +2,8 @@
 
 import logging
 
+from slime_core.rollout import loop_monitor
+
 BLOCKS = """
 import time
 def work():
@@ -25,6 +27,17 @@ async def test_a_plugin_that_blocks_the_loop_is_named_once(make_args, open_manag
     assert len(named) == 1
     assert "plugin 'sleepy' (" in named[0] and "sleepy.py" in named[0]
     assert metrics["perf/event_loop_stall_max_s"] > 0.3
+
+
+async def test_a_plugin_that_may_never_let_go_is_named_while_it_holds_the_loop(
+    make_args, open_manager, plugin_file, caplog, monkeypatch
+):
+    monkeypatch.setattr(loop_monitor, "STUCK_S", 0.15)
+    with caplog.at_level(logging.WARNING, "slime_core"):
+        async with open_manager(make_args("--generate", plugin_file("sleepy", BLOCKS))) as manager:
+            await manager.rollout(0)
+    named = [r.getMessage() for r in caplog.records if "and goes on" in r.getMessage()]
+    assert named and "plugin 'sleepy' (" in named[0]
 
 
 async def test_a_quiet_loop_is_not_reported(make_args, open_manager, plugin_file, caplog):
