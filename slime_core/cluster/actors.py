@@ -29,6 +29,13 @@ GC_THRESHOLDS = (50_000, 20, 100)
 """Python's own are made for programs that hold far fewer objects than a round of answers."""
 
 
+def tune_garbage_collector() -> None:
+    """What start-up made stays: the collector need not look at it again with every few hundred answers."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 @dataclass(frozen=True)
 class RoundRefs:
     """A round whose shards stay in Ray's object store."""
@@ -67,10 +74,7 @@ class RolloutActor:
             self._router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
         url = self._router.url if self._router else ""
         self._manager = RolloutManager(args, url, worker_urls, num_ranks)
-        # What start-up made stays: the collector need not look at it again with every few hundred answers.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        tune_garbage_collector()
 
     async def rollout(self, step: int, version: int) -> RoundRefs:
         """Collect a round under weights `version`."""
