@@ -61,7 +61,16 @@ def dynamic_filter(args: Any, samples: Group) -> Any:
     return verdict
 
 
+@hookimpl(wrapper=True)
+def generate(sample: Sample) -> Any:
+    """Note what was answered and parsed: that is what the CPU went into, also where a round then needs it no more."""
+    made = yield
+    ANSWERED.extend(one.index for one in made if one.response_length)
+    return made
+
+
 JUDGED: list[float] = []
+ANSWERED: list[int] = []
 
 
 def main() -> None:
@@ -164,6 +173,7 @@ async def timed(args: Options, url: str, urls: list[str], num_rounds: int) -> di
         gc.collect()
         before, graders_before = process.memory_info().rss, children_cpu(process)
         JUDGED.clear()
+        ANSWERED.clear()
         cpu = time.process_time()
         ticking = asyncio.create_task(note_longest_gap(gaps))
         one = await manager.rollout(step)
@@ -171,7 +181,7 @@ async def timed(args: Options, url: str, urls: list[str], num_rounds: int) -> di
         await manager.source.settle()
         cpu = time.process_time() - cpu
         ticking.cancel()
-        num_samples.append(manager.progress().num_samples)
+        num_samples.append(len(ANSWERED))
         cpus.append(1000 * cpu / num_samples[-1])
         grader_cpus.append(1000 * (children_cpu(process) - graders_before) / num_samples[-1])
         growths.append((process.memory_info().rss - before) / len(one.shards[0].batch.tokens))
@@ -267,13 +277,19 @@ def handover(num_samples: int, length: int) -> dict[str, Any]:
     try:
         reader = Reader.remote()
         ray.get(reader.get.remote([ray.put(split(convert_train_data(groups[:1]), 1, 1)[0])]))
-        cpu = time.process_time()
-        (shard,) = split(sorted_batch(groups), 1, 1)
-        converted = time.process_time()
-        reference = ray.put(shard)
-        put = time.process_time()
-        figures: dict[str, Any] = {"convert_cpu_s": round(converted - cpu, 3), "put_cpu_s": round(put - converted, 3)}
-        return figures | ray.get(reader.get.remote([reference]))
+        rounds = []
+        for _ in range(4):  # later ones find memory that the machine has handed out before, as in a run
+            cpu = time.process_time()
+            (shard,) = split(sorted_batch(groups), 1, 1)
+            converted = time.process_time()
+            reference = ray.put(shard)
+            put = time.process_time()
+            figures = {"convert_cpu_s": round(converted - cpu, 3), "put_cpu_s": round(put - converted, 3)}
+            rounds.append(figures | ray.get(reader.get.remote([reference])))
+            del shard, reference
+            time.sleep(1)  # the store frees what nobody refers to a little later
+        fastest = min(rounds[1:], key=lambda one: one["convert_cpu_s"] + one["put_cpu_s"])
+        return fastest | {"first": rounds[0]}
     finally:
         ray.shutdown()
 

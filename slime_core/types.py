@@ -288,17 +288,18 @@ class TrainBatch:
         )
 
     def select(self, positions: Sequence[int] | IntArray) -> TrainBatch:
-        """The samples at these positions, in this order, with every extra key."""
+        """The samples at these positions, in this order, with every extra key; the batch itself, if that is all."""
         rows = np.asarray(positions, np.int64)
-        token_rows = spans(self.lengths, rows)
-        response_rows = spans(self.response_lengths, rows)
+        if np.array_equal(rows, np.arange(self.num_samples)):
+            return self
+        per_response = _Pieces(self.response_lengths, rows)
         return TrainBatch(
-            tokens=self.tokens[token_rows],
+            tokens=_Pieces(self.lengths, rows).of(self.tokens),
             lengths=self.lengths[rows],
             response_lengths=self.response_lengths[rows],
-            loss_mask=self.loss_mask[response_rows],
-            rollout_logprobs=self.rollout_logprobs[response_rows],
-            weight_versions=self.weight_versions[response_rows],
+            loss_mask=per_response.of(self.loss_mask),
+            rollout_logprobs=per_response.of(self.rollout_logprobs),
+            weight_versions=per_response.of(self.weight_versions),
             rewards=self.rewards[rows],
             sample_index=self.sample_index[rows],
             group_index=self.group_index[rows],
@@ -307,7 +308,7 @@ class TrainBatch:
             metadata=[self.metadata[i] for i in rows],
             multimodal=[self.multimodal[i] for i in rows],
             per_sample={key: value[rows] for key, value in self.per_sample.items()},
-            per_token={key: value[response_rows] for key, value in self.per_token.items()},
+            per_token={key: per_response.of(value) for key, value in self.per_token.items()},
         )
 
     def check(self) -> None:
@@ -333,6 +334,19 @@ class TrainBatch:
             for key, value in extras.items():
                 if len(value) != size:
                     raise ValueError(f"TrainBatch.{kind}[{key!r}] has {len(value)} rows where {size} are needed")
+
+
+class _Pieces:
+    """Where the elements of the given rows are in a flat array whose row i holds `lengths[i]` of them."""
+
+    def __init__(self, lengths: IntArray, rows: IntArray) -> None:
+        ends = np.cumsum(lengths, dtype=np.int64)
+        starts = (ends - lengths)[rows].tolist()
+        self._slices = [slice(start, end) for start, end in zip(starts, ends[rows].tolist(), strict=True)]
+
+    def of(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The rows' elements, row after row; copied piece by piece, many times faster than by an index of elements."""
+        return np.concatenate([flat[:0], *(flat[piece] for piece in self._slices)])
 
 
 def _round_numbers(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:

@@ -60,6 +60,7 @@ class EngineClient:
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
         self._num_running = 0
+        self._parsing = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
@@ -105,10 +106,7 @@ class EngineClient:
         headers = {"X-SMG-Routing-Key": session_id} if session_id else {}
         requests = requests or Requests()
         async with self._slots:
-            answer = await self._post_until(f"{self.url}/generate", body, headers, requests)
-        if answer is None:
-            return NOTHING_GENERATED
-        generation = parse_generation(answer)
+            generation = await self._post_until(f"{self.url}/generate", body, headers, requests)
         requests.num_tokens += len(generation.tokens)
         return generation
 
@@ -136,8 +134,10 @@ class EngineClient:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._post(f"{url}/abort_request", body, {})
 
-    async def _post_until(self, url: str, body: dict[str, Any], headers: dict[str, str], requests: Requests) -> Any:
-        """POST with retries until the deadline; None when the requests were stopped before an engine answered."""
+    async def _post_until(
+        self, url: str, body: dict[str, Any], headers: dict[str, str], requests: Requests
+    ) -> Generation:
+        """POST with retries until the deadline, or until the requests are stopped."""
         deadline, backoff = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S
         while not requests.stopped:
             body["rid"] = rid = uuid.uuid4().hex
@@ -147,7 +147,7 @@ class EngineClient:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     status, content = await self._post(url, body, headers)
                 if status == 200:
-                    return orjson.loads(content)
+                    return await self._parsed(content, requests)
                 problem = f"HTTP {status}: {_message(content)}"
                 if 400 <= status < 500:
                     raise EngineError(f"the engine refused a request ({problem})")
@@ -162,7 +162,13 @@ class EngineClient:
                 )
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
-        return None
+        return NOTHING_GENERATED
+
+    async def _parsed(self, content: bytes, requests: Requests) -> Generation:
+        """The answer, parsed one at a turn of the event loop, however many have come at once."""
+        async with self._parsing:
+            await asyncio.sleep(0)
+            return NOTHING_GENERATED if requests.discarded else parse_generation(orjson.loads(content))
 
     async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, bytes]:
         if self._session is None:

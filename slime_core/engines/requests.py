@@ -9,5 +9,7 @@ class Requests:
     def __init__(self) -> None:
         self.running: set[str] = set()
         self.stopped = False
+        self.discarded = False
+        """Whether nobody wants what they answer once they are stopped."""
         self.num_tokens = 0
         """Tokens that the engines generated for them."""

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 Verdict = tuple[Group, Drop | None]
 
-CANCELLED_AT_A_TIME = 64
-"""Tasks ended between two turns of the event loop, so that thousands do not hold it."""
+STARTED_AT_A_TIME, CANCELLED_AT_A_TIME = 4, 64
+"""Groups started, and tasks ended, between two turns of the event loop, so that thousands do not hold it."""
 
 
 async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
@@ -45,7 +45,9 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                 if fruitless_draws > args.max_refills:
                     raise RolloutError(_fruitless_message(fruitless_draws, stages))
                 fruitless_draws += 1
-                for group in await source.get_groups(draw_size):
+                for number, group in enumerate(await source.get_groups(draw_size)):
+                    if number % STARTED_AT_A_TIME == 0:
+                        await asyncio.sleep(0)
                     task = asyncio.create_task(_run(stages, group))
                     task.add_done_callback(done.put_nowait)
                     running[task] = group
@@ -64,7 +66,7 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
         await _cancel(list(running))
         raise
     if running:
-        stages.underway.stop()
+        stages.underway.stop(discard=not args.partial_rollout)
         source.recall(recalled(args, stages, running), len(running))
     ranking = await stages.rank(kept, args.rollout_batch_size)
     if surplus := wanted - args.rollout_batch_size:

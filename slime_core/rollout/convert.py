@@ -11,7 +11,7 @@ import numpy as np
 from slime_core.bound import Bound, blamed
 from slime_core.errors import PluginError
 from slime_core.options import Options
-from slime_core.types import Group, Shard, TrainBatch
+from slime_core.types import Group, Sample, Shard, TrainBatch
 
 
 async def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
@@ -20,6 +20,8 @@ async def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatc
     Raises:
         PluginError: when the plugin returns anything else, or arrays that do not fit together.
     """
+    # in order from the start, so that the arrays need not be copied once more
+    groups = sorted((sorted(group, key=_index) for group in groups), key=lambda group: group[0].group_index)
     with blamed(bound):
         batch = await asyncio.to_thread(bound, args=args, groups=groups)
     if not isinstance(batch, TrainBatch):
@@ -56,6 +58,10 @@ def _balance(positions: Any, lengths: Any, num_ranks: int) -> list[list[int]]:
         shares[rank].append(position)
         heapq.heappush(loads, (load + int(lengths[position]), rank))
     return [sorted(share) for share in shares]
+
+
+def _index(sample: Sample) -> int:
+    return sample.index
 
 
 def _kind(value: object) -> str:

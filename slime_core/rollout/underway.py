@@ -26,16 +26,19 @@ class Underway:
         """Whether `stop` was called."""
         return self.requests.stopped
 
-    def stop(self) -> None:
-        """Send no further request and cancel the graders; requests already sent are for `abort`."""
-        self.requests.stopped = True
+    def stop(self, discard: bool = False) -> None:
+        """Send no further request and cancel the graders; requests already sent are for `abort`.
+
+        Args:
+            discard: nobody wants what they answer; it is not even parsed.
+        """
+        self.requests.stopped, self.requests.discarded = True, discard
         for task in self._graders:
             task.cancel()
         self._recalled |= self._graders
 
     async def abort(self, engine: EngineClient, timeout_s: float) -> None:
         """Stop, and return when every request has answered, or after `timeout_s`."""
-        self.stop()
         await engine.abort(self.requests, timeout_s)
 
     async def grade(self, grading: Coroutine[Any, Any, None]) -> bool:
