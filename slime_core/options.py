@@ -126,6 +126,13 @@ def _eval_data_of(name: str, table: dict[str, Any]) -> EvalData:
     return EvalData(name, **values)
 
 
+def environment_entry(text: str) -> str:
+    """Check `NAME=VALUE`."""
+    if "=" not in text or text.startswith("="):
+        raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=VALUE")
+    return text
+
+
 def positive_int(text: str) -> int:
     """An integer of at least 1."""
     if not text.strip().lstrip("+").isdigit() or int(text) < 1:
@@ -474,7 +481,10 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
 def _add_engines(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("engines")
     g.add_argument(
-        "--engine", choices=["embedded"], default="embedded", help="the inference server (default: the CPU engine)"
+        "--engine",
+        choices=["embedded", "sglang"],
+        default="embedded",
+        help="the inference server: the CPU engine, or SGLang, which takes its own flags as --sglang-FLAG",
     )
     g.add_argument(
         "--num-engines",
@@ -484,6 +494,9 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
         help="0: no engine, for data that needs none (--generate sft)",
     )
     g.add_argument("--engine-python", metavar="PATH", help="Python of the engine's own environment (default: this one)")
+    g.add_argument(
+        "--engine-env", type=environment_entry, nargs="+", default=[], metavar="NAME=VALUE", help="set for the engines"
+    )
     g.add_argument(
         "--engine-threads",
         type=positive_int,
@@ -586,6 +599,20 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
         choices=["abort", "retract", "in_place"],
         default="retract",
         help="what a weight update does to running requests",
+    )
+    g.add_argument(
+        "--weights-check-interval",
+        type=positive_int,
+        default=10,
+        metavar="N",
+        help="updates between two comparisons of a prompt's log-probabilities, engine against trainer; the first is "
+        "always compared",
+    )
+    g.add_argument(
+        "--weights-check-bound",
+        type=positive,
+        metavar="X",
+        help="largest mean difference in that comparison (default: 0.001 where both compute in float32, else 0.1)",
     )
 
 
@@ -716,6 +743,7 @@ def parse(argv: Sequence[str]) -> Parsed:
     parser = new_parser(toml, add_help=True)
     plugins.add_options(parser)
     namespace, unknown = _parse_known(parser, list(argv))
+    namespace.sglang, unknown = _sglang_flags(unknown)
     if unknown:
         raise OptionError(_unknown_message(unknown[0], parser, toml, argv))
     _resolve_run(namespace)
@@ -726,6 +754,33 @@ def parse(argv: Sequence[str]) -> Parsed:
         for reference in references:
             _check_implements(plugins, hook, reference)
     return Parsed(args, parser.format_values())
+
+
+SGLANG = "--sglang-"
+
+
+def _sglang_flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Flags for SGLang, name -> values as they were given, and the other words.
+
+    From a config file `true` is a flag without a value, `false` none, and a list several values.
+    """
+    flags: dict[str, list[str]] = {}
+    others: list[str] = []
+    current: list[str] | None = None
+    for word in words:
+        if word.startswith(SGLANG):
+            name, equals, value = word.removeprefix(SGLANG).partition("=")
+            if equals and value == "false":
+                continue
+            current = flags.setdefault(name, [])
+            if equals and value != "true":
+                current.append(value)
+        elif current is not None and not word.startswith("--"):
+            current.append(word)
+        else:
+            current = None
+            others.append(word)
+    return flags, others
 
 
 def _with_resumed_options(argv: Sequence[str]) -> list[str]:
@@ -742,6 +797,8 @@ def _with_resumed_options(argv: Sequence[str]) -> list[str]:
 def write_options(args: argparse.Namespace, path: Path) -> None:
     """Write every option that is set as a TOML file that --config and --resume read."""
     lines = []
+    for name, values in args.sglang.items():
+        lines.append(f"sglang-{name} = {_toml_value(values if len(values) > 1 else (*values, True)[0])}")
     for name, value in sorted(vars(args).items()):
         if name in _NOT_WRITTEN or value is None or value == []:
             continue
@@ -750,7 +807,7 @@ def write_options(args: argparse.Namespace, path: Path) -> None:
 
 
 OPTIONS_FILE = "options.toml"
-_NOT_WRITTEN = {"config", "resume", "dry_run", "run_name", "runs_dir"}
+_NOT_WRITTEN = {"sglang", "config", "resume", "dry_run", "run_name", "runs_dir"}
 
 
 def _toml_value(value: Any) -> str:
@@ -885,6 +942,8 @@ def validate(args: argparse.Namespace) -> None:
         raise OptionError("--num-steps-per-rollout is larger than the number of samples in a round.")
     if args.top_k == 0 or args.top_k < -1:
         raise OptionError(f"--top-k {args.top_k} must be -1 (off) or at least 1.")
+    if args.sglang and args.engine != "sglang":
+        raise OptionError(f"--sglang-{next(iter(args.sglang))} is for SGLang; add --engine sglang.")
     if args.generate_field and len(args.generate) < 2:
         raise OptionError("--generate-field picks one of several generators; name at least two with --generate.")
     if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:

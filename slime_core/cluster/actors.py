@@ -55,7 +55,7 @@ class EngineActor:
 
     def check(self) -> None:
         """Do nothing while the server runs; an EngineError otherwise."""
-        self._server.process.check()
+        self._server.check()
 
     def stop(self) -> None:
         """End the server."""
@@ -138,7 +138,7 @@ class TrainerActor:
 
     def send_weights(self, version: int) -> dict[str, float]:
         """Give the engines the current weights."""
-        return asyncio.run(self._sync.send(self._trainer.export_weights, version))
+        return asyncio.run(self._sync.send(self._trainer, version))
 
     def save(self, directory: Path, num_rounds: int) -> None:
         """Write model and training state."""

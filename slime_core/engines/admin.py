@@ -54,6 +54,29 @@ class EngineAdmin:
             for url, content in zip(self._urls, answers, strict=True)
         }
 
+    async def prompt_logprobs(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+        """URL -> log-probability of every token of the prompt but the first."""
+        body = {
+            "input_ids": list(tokens),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answers = [orjson.loads(content) for content in await self._all("generate", body)]
+        entries = [answer["meta_info"]["input_token_logprobs"][1:] for answer in answers]
+        return {url: [entry[0] for entry in some] for url, some in zip(self._urls, entries, strict=True)}
+
+    async def server_infos(self) -> dict[str, dict[str, Any]]:
+        """URL -> what the server says of itself."""
+
+        async def info(url: str) -> dict[str, Any]:
+            async with self._session.get(f"{url}/server_info") as answer:
+                told: dict[str, Any] = orjson.loads(await answer.read())
+                return told
+
+        infos = await asyncio.gather(*(info(url) for url in self._urls))
+        return dict(zip(self._urls, infos, strict=True))
+
     async def _all(self, endpoint: str, body: dict[str, Any]) -> list[bytes]:
         return await asyncio.gather(*(self._post(url, endpoint, body) for url in self._urls))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from slime_core.types import Shard
+from slime_core.types import FloatArray, Shard
 
 
 class Trainer(Protocol):
@@ -20,6 +21,17 @@ class Trainer(Protocol):
 
     def export_weights(self, directory: Path) -> dict[str, str]:
         """Write `directory/model.safetensors` under Hugging Face names and return {name: checksum}; rank 0 only."""
+
+    def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
+        """Log-probabilities, at temperature 1, of every token of a prompt but the first: [n - 1]; rank 0 only."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, for example `float32`."""
 
     def save(self, directory: Path) -> None:
         """Write the model to `directory/model`, as transformers reads it, and the training state beside it.

@@ -25,7 +25,7 @@ class DiskTransport:
         self._directory = root / f"{PREFIX}{os.getpid()}"
 
     async def send(self, admin: EngineAdmin, export: Callable[[Path], dict[str, str]], version: int) -> dict[str, str]:
-        """Write, let every engine load, remove; returns tensor name -> checksum of what was written."""
+        """Write, let every engine load, remove; returns what `export` does."""
         directory = self._directory / f"v{version:06d}"
         directory.mkdir(parents=True, exist_ok=True)
         try:

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.options import Options
+from slime_core.types import FloatArray
+from slime_core.weights import parity
 from slime_core.weights.checksum import compare
 from slime_core.weights.disk import DiskTransport
+from slime_core.weights.fusion import comparable, fused_checksums
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+class WeightSource(Protocol):
+    """What has the weights: the trainer's rank 0."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, for example `float32`."""
+
+    def export_weights(self, directory: Path) -> dict[str, str]:
+        """Write `directory/model.safetensors` under Hugging Face names; returns tensor name -> checksum."""
+
+    def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
+        """Log-probabilities, at temperature 1, of every token of a prompt but the first."""
 
 
 class WeightSync:
@@ -19,19 +43,18 @@ class WeightSync:
     def __init__(self, args: Options, worker_urls: Sequence[str], run_dir: Path) -> None:
         self._args = args
         self._urls = list(worker_urls)
+        self._num_sent = 0
         self._transport = DiskTransport(args.weights_dir, run_dir / "weights")
 
-    async def send(self, export: Callable[[Path], dict[str, str]], version: int) -> dict[str, float]:
-        """Give every engine the weights as `version`.
-
-        Args:
-            export: writes the weights to a directory and returns tensor name -> checksum.
+    async def send(self, source: WeightSource, version: int) -> dict[str, float]:
+        """Give every engine the weights as `version`, and compare what they compute with the trainer now and then.
 
         Returns:
-            `perf/weights_s`, and `perf/engines_paused_s`, the part in which the engines stood still.
+            `perf/weights_s`, `perf/engines_paused_s`, the part in which the engines stood still, and
+            `weights/logprob_abs_diff` where a prompt was compared.
 
         Raises:
-            WeightSyncError: when an engine refuses the weights, or uses others than were sent.
+            WeightSyncError: when an engine refuses the weights, uses others than were sent, or computes other numbers.
         """
         if not self._urls:
             return {}
@@ -41,17 +64,42 @@ class WeightSync:
                 await admin.pause(self._args.pause_mode)
                 paused = time.monotonic()
                 try:
-                    await self._send_paused(admin, export, version)
+                    await self._send_paused(admin, source, version)
                 finally:
                     await admin.resume()  # with the new weights or, after a refusal, the old ones
+                resumed = time.monotonic()
+                compared = await self._compare(admin, source, version)
             except EngineError as error:
                 raise WeightSyncError(f"the weights of version {version} were not taken: {error}") from None
         done = time.monotonic()
-        return {"perf/weights_s": done - started, "perf/engines_paused_s": done - paused}
+        return {"perf/weights_s": done - started, "perf/engines_paused_s": resumed - paused} | compared
 
-    async def _send_paused(self, admin: EngineAdmin, export: Callable[[Path], dict[str, str]], version: int) -> None:
+    async def _send_paused(self, admin: EngineAdmin, source: WeightSource, version: int) -> None:
         if self._args.pause_mode != "in_place":
             await admin.flush_cache()
+        if self._args.engine == "embedded":
+            sent = await self._transport.send(admin, source.export_weights, version)
+            for url, used in (await admin.checksums()).items():
+                compare(sent, used, url)
+            return
+        # SGLang hashes fused parameters, and on a GPU with a kernel of its own: there the parity probe has to do.
+        infos = await admin.server_infos()
+        hashable = all(info["device"] == "cpu" and info["tp_size"] == 1 for info in infos.values())
+
+        def export(directory: Path) -> dict[str, str]:
+            source.export_weights(directory)
+            return fused_checksums(directory / WEIGHTS_FILE) if hashable else {}
+
         sent = await self._transport.send(admin, export, version)
-        for url, used in (await admin.checksums()).items():
-            compare(sent, used, url)
+        for url, used in (await admin.checksums()).items() if hashable else ():
+            compare(comparable(sent, used), used, url)
+
+    async def _compare(self, admin: EngineAdmin, source: WeightSource, version: int) -> dict[str, float]:
+        """The parity probe, after the first update and every --weights-check-interval ones."""
+        self._num_sent += 1
+        if (self._num_sent - 1) % self._args.weights_check_interval:
+            return {}
+        tokens = parity.probe_tokens(source.vocab_size, self._args.seed)
+        given = await admin.prompt_logprobs(tokens)
+        limit = parity.bound(self._args, source.dtype)
+        return {"weights/logprob_abs_diff": parity.check(source.prompt_logprobs(tokens), given, limit, version)}

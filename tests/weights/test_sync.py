@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
@@ -18,7 +21,7 @@ from slime_core.options import Options, parse
 from slime_core.weights.checksum import compare
 from slime_core.weights.disk import PREFIX, DiskTransport, remove_stale
 from slime_core.weights.sync import WeightSync
-from tiny_model import byte_tokenizer, write_model
+from tiny_model import VOCAB_SIZE, byte_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +44,27 @@ def url(args: Options, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     server.stop()
 
 
-def exporter(model: Path, damage: Callable[[Path], None] = lambda path: None) -> Callable[[Path], dict[str, str]]:
-    """What a trainer with this model's weights would write."""
+class Exporter:
+    """What a trainer with this model's weights would write and compute."""
 
-    def export(directory: Path) -> dict[str, str]:
-        import json
+    vocab_size, dtype = VOCAB_SIZE, "float32"
 
-        tensors = load_file(model / "model.safetensors")
+    def __init__(self, model: Path, damage: Callable[[Path], None] = lambda path: None) -> None:
+        self._model, self._damage = model, damage
+
+    def export_weights(self, directory: Path) -> dict[str, str]:
+        tensors = load_file(self._model / "model.safetensors")
         checksums = model_checksums(tensors.items())
         path = directory / "model.safetensors"
         save_file(tensors, path, {"format": "pt", "slime_checksums": json.dumps(checksums)})
-        damage(path)
+        self._damage(path)
         return checksums
 
-    return export
+    def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        model = AutoModelForCausalLM.from_pretrained(self._model)
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[0]
+        return logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])[:, 0].numpy()
 
 
 async def used_checksums(url: str) -> dict[str, str]:
@@ -73,7 +83,7 @@ async def test_after_an_update_the_engine_uses_exactly_the_trainers_weights(args
     sync = WeightSync(args, [url], tmp_path)
     seen = {}
     for version, model in ((1, models[1]), (2, models[0])):
-        metrics = await sync.send(exporter(model), version)
+        metrics = await sync.send(Exporter(model), version)
         tensors = load_file(model / "model.safetensors")
         assert await used_checksums(url) == model_checksums(tensors.items())
         tokens, versions = await greedy(url)
@@ -103,25 +113,43 @@ def drop_a_tensor(path: Path) -> None:
 @pytest.mark.parametrize("damage", [flip_a_byte, cut, drop_a_tensor, Path.unlink])
 async def test_damaged_weights_are_refused_and_the_old_ones_stay_in_use(args, models, url, tmp_path, damage):
     sync = WeightSync(args, [url], tmp_path)
-    await sync.send(exporter(models[0]), 10)
+    await sync.send(Exporter(models[0]), 10)
     before = await greedy(url)
     with pytest.raises(WeightSyncError, match=r"the weights of version 11 were not taken: .* HTTP 400"):
-        await sync.send(exporter(models[1], damage), 11)
+        await sync.send(Exporter(models[1], damage), 11)
     assert await used_checksums(url) == model_checksums(load_file(models[0] / "model.safetensors").items())
     assert await greedy(url) == before
 
 
 async def test_an_engine_with_other_weights_than_were_sent_is_found_out(args, models, url, tmp_path):
-    def lie(directory: Path) -> dict[str, str]:
-        exporter(models[1])(directory)
-        return model_checksums(load_file(models[0] / "model.safetensors").items())
+    class Liar(Exporter):
+        def export_weights(self, directory: Path) -> dict[str, str]:
+            super().export_weights(directory)
+            return model_checksums(load_file(models[0] / "model.safetensors").items())
 
     with pytest.raises(WeightSyncError, match="does not use the weights the trainer sent"):
-        await WeightSync(args, [url], tmp_path).send(lie, 20)
+        await WeightSync(args, [url], tmp_path).send(Liar(models[1]), 20)
+
+
+async def test_an_engine_that_computes_other_numbers_is_found_out(args, models, url, tmp_path):
+    class Other(Exporter):
+        def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+            return super().prompt_logprobs(tokens) + np.float32(0.01)
+
+    with pytest.raises(WeightSyncError, match=r"disagree on a prompt's log-probabilities .* \|difference\| 0\.01"):
+        await WeightSync(args, [url], tmp_path).send(Other(models[1]), 21)
+
+
+async def test_a_prompt_is_compared_first_and_at_intervals(models, url, tmp_path):
+    words = ["--model", str(models[0]), "--weights-dir", str(tmp_path), "--weights-check-interval", "3"]
+    sync = WeightSync(parse(words).args, [url], tmp_path)
+    compared = [await sync.send(Exporter(models[0]), 30 + number) for number in range(4)]
+    assert ["weights/logprob_abs_diff" in metrics for metrics in compared] == [True, False, False, True]
+    assert compared[0]["weights/logprob_abs_diff"] < 1e-5
 
 
 async def test_without_engines_nothing_is_written(args, models, tmp_path):
-    assert await WeightSync(args, [], tmp_path).send(exporter(models[0]), 1) == {}
+    assert await WeightSync(args, [], tmp_path).send(Exporter(models[0]), 1) == {}
 
 
 def test_compare_names_what_differs():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,15 @@ class Policy:
             return logprobs, entropy
         zero = torch.zeros_like(logprobs)
         return torch.where(unpredictable, zero, logprobs), torch.where(unpredictable, zero, entropy)
+
+    def prompt_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Log-probability, at temperature 1, of every token but the first: float32 [n - 1]."""
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
+        place = torch.arange(len(tokens) - 1, device=self.device)
+        plain = replace(self, temperature=1.0)
+        with torch.no_grad():
+            logprobs, _ = plain._at(ids, np.array([len(tokens)], np.int64), place, ids[1:])
+        return logprobs
 
     def _at(
         self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor

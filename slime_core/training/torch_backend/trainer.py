@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from slime_core.training.torch_backend.meters import Meters, round_metrics
 from slime_core.training.torch_backend.model import load_policy
 from slime_core.training.torch_backend.optimizer import Optimizer
 from slime_core.training.torch_backend.ranks import Ranks
-from slime_core.types import IntArray, Shard, TrainBatch
+from slime_core.types import FloatArray, IntArray, Shard, TrainBatch
 
 CPU_MICRO_BATCH = 4096
 """Tokens of a micro-batch on CPU, where smaller arrays stay in the caches; `--max-tokens-per-gpu` may be less."""
@@ -188,6 +189,21 @@ class TorchTrainer:
     def export_weights(self, directory: Path) -> dict[str, str]:
         """Write the weights for the engines; their checksums by name."""
         return checkpoint.export_weights(self._policy.model, directory, getattr(torch, self._args.engine_dtype))
+
+    def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
+        """Log-probabilities [n - 1] of a prompt's tokens under the present weights."""
+        logprobs: FloatArray = self._policy.prompt_logprobs(tokens).cpu().numpy()
+        return logprobs
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return int(self._policy.model.config.get_text_config().vocab_size)
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, for example `float32`."""
+        return str(self._policy.model.dtype).removeprefix("torch.")
 
     def save(self, directory: Path) -> None:
         """Write model and training state; the ranks' weights and optimisers are equal, so rank 0 writes them."""

@@ -1,0 +1,56 @@
+"""SGLang's checksums of the weights it was sent: it fuses some parameters and hashes the fused ones."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""SGLang's parameter -> the Hugging Face ones whose rows it holds, in order (Llama, Qwen2, Qwen3, Mistral, Gemma)."""
+PART = re.compile(r"\.(?P<part>q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
+WHOLE = {part: whole for whole, parts in FUSED.items() for part in parts}
+
+
+def fused_checksums(path: Path) -> dict[str, str]:
+    """SGLang's name -> the first 16 hex digits of SHA-256 over the bytes, as a server on CPU computes them.
+
+    Args:
+        path: a safetensors file with Hugging Face's names.
+    """
+    hashes: dict[str, str] = {}
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+        for name in names:
+            found = PART.search(name)
+            whole = name if found is None else name.replace(found["part"], WHOLE[found["part"]])
+            if whole not in hashes:
+                hashes[whole] = _checksum([file.get_tensor(part) for part in _parts(name, names)])
+    return hashes
+
+
+def comparable(sent: Mapping[str, str], used: Mapping[str, str]) -> dict[str, str]:
+    """Of what was sent, what the server names too; a tied output layer has no name of its own there."""
+    return {name: checksum for name, checksum in sent.items() if name in used or not name.endswith("lm_head.weight")}
+
+
+def _parts(name: str, names: set[str]) -> list[str]:
+    found = PART.search(name)
+    if found is None:
+        return [name]
+    parts = [name.replace(found["part"], part) for part in FUSED[WHOLE[found["part"]]]]
+    return [part for part in parts if part in names]
+
+
+def _checksum(tensors: list[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
