@@ -1,0 +1,72 @@
+"""SGLang's command line and what is refused before it starts; the server itself is tested in tests/real_sglang."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from slime_core.engines import sglang
+from slime_core.errors import EngineError, OptionError
+from slime_core.options import parse, write_options
+
+GIVEN = ["--sglang-attention-backend", "torch_native", "--sglang-enable-metrics", "--sglang-cuda-graph-bs", "1", "2"]
+
+
+def args(model_dir, *words: str):
+    return parse(["--model", str(model_dir), "--engine", "sglang", *words]).args
+
+
+def test_flags_are_passed_through_as_given(model_dir):
+    words = [
+        "--sglang-attention-backend",
+        "torch_native",
+        "--sglang-enable-metrics",
+        "--sglang-cuda-graph-bs",
+        "1",
+        "2",
+    ]
+    command = sglang.command(args(model_dir, *GIVEN, "--engine-max-requests", "7", "--sglang-x=a b"), 3, 30001)
+    assert command[1:3] == ["-m", "sglang.launch_server"]
+    line = " ".join(command)
+    assert f"--model-path {model_dir} --host 127.0.0.1 --port 30001 --max-running-requests 7" in line
+    assert "--attention-backend torch_native --enable-metrics --cuda-graph-bs 1 2" in line
+    assert command[-2:] == ["--x", "a b"]
+
+
+def test_flags_survive_the_options_file(model_dir, tmp_path):
+    words = [
+        "--sglang-attention-backend",
+        "torch_native",
+        "--sglang-enable-metrics",
+        "--sglang-cuda-graph-bs",
+        "1",
+        "2",
+    ]
+    first = args(model_dir, *GIVEN)
+    write_options(first, tmp_path / "options.toml")
+    again = parse(["--config", str(tmp_path / "options.toml")]).args
+    assert again.sglang == first.sglang == {
+        "attention-backend": ["torch_native"], "enable-metrics": [], "cuda-graph-bs": ["1", "2"]
+    }  # fmt: skip
+
+
+def test_they_need_sglang(model_dir):
+    with pytest.raises(OptionError, match="--sglang-dtype is for SGLang; add --engine sglang"):
+        parse(["--model", str(model_dir), "--sglang-dtype", "auto"])
+
+
+def test_what_slime_sets_itself_is_refused(model_dir):
+    found = sglang.Installation("0.5.23", ["--port"])
+    with pytest.raises(OptionError, match="--sglang-port is set by slime itself"):
+        sglang.check(args(model_dir, "--sglang-port", "1"), found)
+
+
+def test_a_python_without_sglang_is_named():
+    with pytest.raises(EngineError, match=r"has no SGLang that can be imported \(ModuleNotFoundError: .*sglang"):
+        sglang.inspect(sys.executable, {})
+
+
+def test_a_python_that_is_not_there_is_named():
+    with pytest.raises(EngineError, match="--engine-python /no/python cannot be run"):
+        sglang.inspect("/no/python", {})
