@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -59,6 +60,62 @@ def reward_choice(text: str) -> RewardChoice:
 
 
 @dataclass(frozen=True)
+class DataFile:
+    """One `--prompt-data` entry: `a.jsonl`, `b.parquet@[100:-5]`, `c.jsonl@[:10]=0.5`."""
+
+    path: str
+    start: int | None = None
+    stop: int | None = None
+    weight: float | None = None
+
+    @property
+    def slice_text(self) -> str:
+        """`@[START:STOP]`, or nothing for the whole file."""
+        bounds = ["" if bound is None else str(bound) for bound in (self.start, self.stop)]
+        return f"@[{bounds[0]}:{bounds[1]}]" if any(bounds) else ""
+
+    def resolved(self) -> DataFile:
+        """With an absolute path."""
+        return replace(self, path=str(Path(self.path).expanduser().resolve()))
+
+    def __str__(self) -> str:
+        return f"{self.path}{self.slice_text}" + ("" if self.weight is None else f"={self.weight!r}")
+
+
+_DATA_FILE = re.compile(
+    r"(?P<path>.+?)(@\[(?P<start>-?\d*):(?P<stop>-?\d*)\])?(=(?P<weight>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?))?"
+)
+
+
+def data_file(text: str) -> DataFile:
+    """Parse `PATH[@[START:STOP]][=WEIGHT]`; a slice counts rows as Python does."""
+    match = _DATA_FILE.fullmatch(text)
+    if match is None or "@[" in match["path"] or "-" in (match["start"], match["stop"]):
+        raise argparse.ArgumentTypeError(f"'{text}' must look like FILE, FILE@[START:STOP] or either with =WEIGHT")
+    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
+    return DataFile(match["path"], start, stop, None if match["weight"] is None else positive(match["weight"]))
+
+
+@dataclass(frozen=True)
+class MultimodalKey:
+    """One `--multimodal-keys` entry: `image=images`."""
+
+    kind: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.key}"
+
+
+def multimodal_key(text: str) -> MultimodalKey:
+    """Parse `image=FIELD`."""
+    kind, _, key = text.partition("=")
+    if kind != "image" or not key:
+        raise argparse.ArgumentTypeError(f"'{text}' must look like image=FIELD; images are what a run carries")
+    return MultimodalKey(kind, key)
+
+
+@dataclass(frozen=True)
 class NamedPath:
     """One `--eval-data` entry: `heldout=data/test.jsonl`, or a path whose stem is the name."""
 
@@ -70,12 +127,13 @@ class NamedPath:
 
 
 def named_path(text: str) -> NamedPath:
-    """Parse `[NAME=]PATH`."""
+    """Parse `[NAME=]PATH`; the path may carry a slice as in --prompt-data."""
     name, equals, path = text.partition("=")
     if not equals:
-        return NamedPath(Path(text).stem, text)
+        return NamedPath(Path(data_file(text).path).stem, text)
     if not name or not path:
         raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=PATH")
+    data_file(path)
     return NamedPath(name, path)
 
 
@@ -264,9 +322,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("data")
-    g.add_argument("--prompt-data", metavar="FILE", help="JSONL file, one prompt a row; without it prompts are blank")
     g.add_argument(
-        "--input-key", default="prompt", metavar="KEY", help="field with the prompt: text or a list of chat messages"
+        "--prompt-data",
+        type=data_file,
+        nargs="+",
+        default=[],
+        metavar="FILE[@[A:B]][=WEIGHT]",
+        help="JSONL or Parquet, one prompt a row, or rows A to B of it; with weights every file gives its share of the "
+        "prompts; without a file prompts are blank",
+    )
+    g.add_argument(
+        "--input-key",
+        default="prompt",
+        metavar="KEY",
+        help="field with the prompt: text or a list of chat messages; a.b is field b of the object a",
     )
     g.add_argument(
         "--label-key",
@@ -274,9 +343,26 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="field with the ground truth, which every row must have (default: 'label' if there)",
     )
     g.add_argument(
-        "--metadata-key", default="metadata", metavar="KEY", help="field with an object kept as sample.metadata"
+        "--metadata-key",
+        default="metadata",
+        metavar="KEY",
+        help="field with an object, or one written as JSON text, kept as sample.metadata",
     )
     g.add_argument("--tool-key", default="tools", metavar="KEY", help="field with the tools shown to the chat template")
+    g.add_argument(
+        "--sampling-params-key",
+        default="sampling_params",
+        metavar="KEY",
+        help="field with an object of sampling parameters that go over the run's for this row",
+    )
+    g.add_argument(
+        "--multimodal-keys",
+        type=multimodal_key,
+        nargs="+",
+        default=[],
+        metavar="image=KEY",
+        help="field with the images of a row, which go where <image> or an image part stands in the prompt",
+    )
     g.add_argument("--apply-chat-template", action="store_true", help="wrap a text prompt as one user message")
     g.add_argument(
         "--chat-template-kwargs",
@@ -359,7 +445,7 @@ def _add_rewards(parser: argparse.ArgumentParser) -> None:
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("evaluation")
     g.add_argument(
-        "--eval-data", type=named_path, nargs="+", default=[], metavar="NAME=FILE", help="JSONL files to evaluate on"
+        "--eval-data", type=named_path, nargs="+", default=[], metavar="NAME=FILE", help="data files to evaluate on"
     )
     g.add_argument(
         "--eval-interval",
@@ -662,10 +748,11 @@ def _resolve_run(args: argparse.Namespace) -> None:
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Make paths good in processes with another working directory."""
-    for name in ("model", "prompt_data", "runs_dir", "weights_dir"):
+    for name in ("model", "runs_dir", "weights_dir"):
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
-    args.eval_data = [NamedPath(e.name, str(Path(e.path).expanduser().resolve())) for e in args.eval_data]
+    args.prompt_data = [file.resolved() for file in args.prompt_data]
+    args.eval_data = [NamedPath(e.name, str(data_file(e.path).resolved())) for e in args.eval_data]
 
 
 def _parse_known(parser: _Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -747,9 +834,11 @@ def validate(args: argparse.Namespace) -> None:
         raise OptionError("--model is needed: a model directory in the Hugging Face format.")
     if not (Path(args.model) / "config.json").is_file():
         raise OptionError(f"--model {args.model} is not a model directory: it has no config.json.")
-    for path in [args.prompt_data, *(entry.path for entry in args.eval_data)]:
-        if path is not None and not Path(path).is_file():
-            raise OptionError(f"there is no data file {path}; check --prompt-data and --eval-data.")
+    for file in [*args.prompt_data, *(data_file(entry.path) for entry in args.eval_data)]:
+        if not Path(file.path).is_file():
+            raise OptionError(f"there is no data file {file.path}; check --prompt-data and --eval-data.")
+    if len(args.multimodal_keys) > 1:
+        raise OptionError("--multimodal-keys names the field of images twice; name one.")
     names = [entry.name for entry in args.eval_data]
     if doubled := {name for name in names if names.count(name) > 1}:
         raise OptionError(f"two --eval-data sets are called '{doubled.pop()}'; name them NAME=FILE.")

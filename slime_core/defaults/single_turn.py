@@ -14,7 +14,10 @@ async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any])
         sample.status = Status.TRUNCATED
         return [sample]
     generation = await engine.generate(
-        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
+        sample.tokens,
+        {**sampling_params, "max_new_tokens": room},
+        session_id=sample.session_id,
+        image_data=(sample.multimodal or {}).get("image"),
     )
     sample.append_generation(generation)
     return [sample]
