@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from slime_core import DataError, Sample, hookimpl
 from slime_core.options import Options
-from slime_core.rollout.rows import PromptStream
+from slime_core.rollout.rows import PromptStream, open_prompt_files
+
+logger = logging.getLogger(__name__)
 
 
 class Dataset:
@@ -19,9 +22,16 @@ class Dataset:
     def __init__(self, args: Options) -> None:
         weighted = any(file.weight is not None for file in args.prompt_data)
         parts = [[file] for file in args.prompt_data] if weighted else [args.prompt_data] if args.prompt_data else []
-        self._streams = [PromptStream(args, files, number) for number, files in enumerate(parts)]
+        self._streams = [
+            PromptStream(args, open_prompt_files(args, files), number) for number, files in enumerate(parts)
+        ]
         self._weights = [1.0 if files[0].weight is None else files[0].weight for files in parts]
         self._num_rows = sum(len(stream) for stream in self._streams)
+        if 0 < self._num_rows < args.rollout_batch_size:
+            logger.warning(
+                "--prompt-data has %d rows, fewer than --rollout-batch-size; a round draws them more than once",
+                self._num_rows,
+            )
         self._identity = {
             "seed": args.seed,
             "shuffle": args.shuffle,

@@ -4,7 +4,7 @@
 `images.py` check them, `order.py` shuffles them and `stream.py` runs through them epoch after epoch.
 """
 
-from slime_core.rollout.rows.prompt_file import PromptFile, count_prompts, open_prompt_file
+from slime_core.rollout.rows.prompt_file import PromptFile, count_prompts, open_prompt_file, open_prompt_files
 from slime_core.rollout.rows.stream import PromptStream
 
-__all__ = ["PromptFile", "PromptStream", "count_prompts", "open_prompt_file"]
+__all__ = ["PromptFile", "PromptStream", "count_prompts", "open_prompt_file", "open_prompt_files"]

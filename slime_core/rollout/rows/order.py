@@ -31,7 +31,7 @@ class Blocks:
         )
 
 
-def shuffled(blocks: Blocks, seed: list[int], window_bytes: int = WINDOW_BYTES) -> IntArray:
+def shuffled(blocks: Blocks, seed: list[int], window_bytes: int) -> IntArray:
     """A permutation of all rows, a function of the arguments alone.
 
     The blocks are permuted, taken into windows of at most `window_bytes` (or one block), and the rows of every window

@@ -33,18 +33,23 @@ class Check(Protocol):
 
 
 class GroupCache:
-    """The row groups read last, up to `WINDOW_BYTES` of them or one; the order of an epoch never needs more."""
+    """The row groups read last, up to `window_bytes` of them or one; the order of an epoch never needs more."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
+        self.window_bytes = window_bytes
         self._groups: OrderedDict[tuple[Path, int], tuple[pa.Table, int]] = OrderedDict()
         self._num_bytes = 0
+
+    def __len__(self) -> int:
+        """Row groups held."""
+        return len(self._groups)
 
     def get(self, key: tuple[Path, int], num_bytes: int, read: Callable[[], pa.Table]) -> pa.Table:
         """The group under `key`, read if it is not there."""
         if key in self._groups:
             self._groups.move_to_end(key)
             return self._groups[key][0]
-        while self._groups and self._num_bytes + num_bytes > WINDOW_BYTES:
+        while self._groups and self._num_bytes + num_bytes > self.window_bytes:
             self._num_bytes -= self._groups.popitem(last=False)[1][1]
         table = read()
         self._groups[key] = (table, num_bytes)

@@ -83,7 +83,7 @@ def open_prompt_file(args: Options, file: DataFile | str, cache: GroupCache | No
         if is_parquet(file):
             from slime_core.rollout.rows import parquet  # only who needs it loads pyarrow
 
-            rows = parquet.open_rows(args, file, check, cache or parquet.GroupCache())
+            rows = parquet.open_rows(args, file, check, parquet.GroupCache() if cache is None else cache)
         else:
             rows = jsonl.open_rows(file, check)
     except OSError as error:
@@ -96,6 +96,16 @@ def open_prompt_file(args: Options, file: DataFile | str, cache: GroupCache | No
     if check.num_bad:
         logger.warning("left out %d bad rows of %s; the first: %s", check.num_bad, file.path, check.first_bad)
     return PromptFile(Path(file.path), rows, check.num_bad)
+
+
+def open_prompt_files(args: Options, files: list[DataFile]) -> list[PromptFile]:
+    """`open_prompt_file` for files that are read together; the memory they take does not grow with their number."""
+    if not any(is_parquet(file) for file in files):
+        return [open_prompt_file(args, file) for file in files]
+    from slime_core.rollout.rows.parquet import GroupCache
+
+    cache = GroupCache()
+    return [open_prompt_file(args, file, cache) for file in files]
 
 
 def count_prompts(args: Options) -> int:

@@ -7,22 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.options import DataFile, Options
-from slime_core.rollout.rows.order import Blocks, shuffled
-from slime_core.rollout.rows.prompt_file import PromptFile, is_parquet, open_prompt_file
+from slime_core.options import Options
+from slime_core.rollout.rows.order import WINDOW_BYTES, Blocks, shuffled
+from slime_core.rollout.rows.prompt_file import PromptFile
 from slime_core.types import IntArray, Sample
 
 
 class PromptStream:
     """An endless sequence of samples; the k-th is a function of the files, the seed and k alone.
 
-    `number` tells the streams of a run apart.
+    `number` tells the streams of a run apart; `window_bytes` of row groups are shuffled at a time.
     """
 
-    def __init__(self, args: Options, files: list[DataFile], number: int = 0) -> None:
+    def __init__(
+        self, args: Options, files: list[PromptFile], number: int = 0, window_bytes: int = WINDOW_BYTES
+    ) -> None:
         self._args = args
         self._number = number
-        self._files = _open_all(args, files)
+        self._window_bytes = window_bytes
+        self._files = files
         self._ends = list(itertools.accumulate(len(file) for file in self._files))
         self._epoch = -1
         self._order: IntArray = np.empty(0, np.int64)
@@ -52,17 +55,7 @@ class PromptStream:
             self._epoch = epoch
             if self._args.shuffle:
                 blocks = Blocks.joined([file.rows.blocks for file in self._files])
-                self._order = shuffled(blocks, [self._args.seed, self._number, epoch])
+                self._order = shuffled(blocks, [self._args.seed, self._number, epoch], self._window_bytes)
             else:
                 self._order = np.arange(len(self))
         return self._order
-
-
-def _open_all(args: Options, files: list[DataFile]) -> list[PromptFile]:
-    """All files, the Parquet ones with one cache, so that the memory they take does not grow with their number."""
-    if not any(is_parquet(file) for file in files):
-        return [open_prompt_file(args, file) for file in files]
-    from slime_core.rollout.rows.parquet import GroupCache
-
-    cache = GroupCache()
-    return [open_prompt_file(args, file, cache) for file in files]
