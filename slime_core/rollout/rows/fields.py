@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -17,8 +16,7 @@ from slime_core.types import Sample
 Prompt = str | list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """The parts of a row that passed every check; images are not read yet."""
 
     prompt: Prompt
@@ -67,26 +65,15 @@ def check_row(args: Options, row: dict[str, Any], where: str, folder: Path) -> F
         DataError: naming the row and what is wrong with it.
     """
     prompt = _field(row, args.input_key, "--input-key", where)
-    _check_prompt(prompt, args.input_key, where)
-    image_key = next((entry.key for entry in args.multimodal_keys if entry.kind == "image"), None)
+    has_parts = _check_prompt(prompt, args.input_key, where)
     images: list[ImageSource] = []
-    if image_key is not None or isinstance(prompt, list):
-        given = None if image_key is None else _found(row, image_key, None)
-        values = given if isinstance(given, list) else [] if given is None else [given]
-        prompt, images = place_images(
-            prompt,
-            [image_source(value, folder, where) for value in values],
-            folder=folder,
-            as_messages=args.apply_chat_template,
-            split_text=image_key is not None,
-            where=where,
-        )
+    if has_parts or args.multimodal_keys:
+        prompt, images = _images(args, row, prompt, where, folder)
     label = row.get("label") if args.label_key is None else _field(row, args.label_key, "--label-key", where)
     metadata = _object(row, args.metadata_key, "--metadata-key", where)
     if tools := _tools(row, args.tool_key, where):
         metadata = {**metadata, "tools": tools}
-    params = _object(row, args.sampling_params_key, "--sampling-params-key", where)
-    if params:
+    if params := _object(row, args.sampling_params_key, "--sampling-params-key", where):
         _check_sampling_params(params, args.sampling_params_key, where)
     return Fields(prompt, label, metadata, params, images)
 
@@ -149,17 +136,35 @@ def _tools(row: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
     return value or []
 
 
+def _images(
+    args: Options, row: dict[str, Any], prompt: Prompt, where: str, folder: Path
+) -> tuple[Prompt, list[ImageSource]]:
+    """The prompt with the places of its images, and the images."""
+    given = _found(row, args.multimodal_keys[0].key, None) if args.multimodal_keys else None
+    values = given if isinstance(given, list) else [] if given is None else [given]
+    return place_images(
+        prompt,
+        [image_source(value, folder, where) for value in values],
+        folder=folder,
+        as_messages=args.apply_chat_template,
+        split_text=bool(args.multimodal_keys),
+        where=where,
+    )
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
-def _check_prompt(prompt: Any, key: str, where: str) -> None:
+def _check_prompt(prompt: Any, key: str, where: str) -> bool:
+    """Refuse what is no prompt; whether a message has a content of parts."""
     if isinstance(prompt, str):
         if not prompt:
             raise DataError(f"{where}: '{key}' is empty; a prompt needs at least one token.")
-        return
+        return False
     if not isinstance(prompt, list) or not prompt:
         what = "an empty list" if prompt == [] else _kind(prompt)
         raise DataError(
             f"{where}: '{key}' must be text or a list of chat messages with 'role' and 'content'; it is {what}."
         )
+    says_something = has_parts = False
     for number, message in enumerate(prompt):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
             raise DataError(
@@ -167,13 +172,20 @@ def _check_prompt(prompt: Any, key: str, where: str) -> None:
                 "with 'role' and 'content'."
             )
         content = message.get("content")
-        if not (isinstance(content, str) or _is_parts(content) or (content is None and message.get("tool_calls"))):
+        if isinstance(content, str):
+            says_something = says_something or bool(content)
+        elif _is_parts(content):
+            says_something = has_parts = True
+        elif content is None and message.get("tool_calls"):
+            says_something = True
+        else:
             what = "missing" if content is None else _kind(content)
             raise DataError(
                 f"{where}: message {number} of '{key}' needs text or a list of typed parts as 'content'; it is {what}."
             )
-    if not any(message.get("content") or message.get("tool_calls") for message in prompt):
+    if not says_something:
         raise DataError(f"{where}: every message of '{key}' is empty; a prompt must say something.")
+    return has_parts
 
 
 def _is_parts(content: Any) -> bool:

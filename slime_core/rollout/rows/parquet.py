@@ -206,17 +206,20 @@ def _where(path: Path | str, file_row: int) -> str:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    return [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
+    return [_plain(row) for row in table.to_pylist()]
 
 
 def _plain(value: Any) -> Any:
     """What JSON would have given: no null fields in objects (Arrow cannot leave them out), no dates or decimals."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
+    if type(value) is dict:
+        return {k: v if type(v) in _PLAIN else _plain(v) for k, v in value.items() if v is not None}
+    if type(value) is list:
+        return [v if type(v) in _PLAIN else _plain(v) for v in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal | datetime.timedelta | uuid.UUID):
         return str(value)
     return value
+
+
+_PLAIN = {str, int, float, bool}
