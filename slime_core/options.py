@@ -133,7 +133,8 @@ def named_path(text: str) -> NamedPath:
         return NamedPath(Path(data_file(text).path).stem, text)
     if not name or not path:
         raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=PATH")
-    data_file(path)
+    if data_file(path).weight is not None:
+        raise argparse.ArgumentTypeError(f"'{text}' has a weight; evaluation takes every row of a file")
     return NamedPath(name, path)
 
 

@@ -71,6 +71,7 @@ def test_toml_lists_booleans_and_plugins(model_dir, tmp_path, install_package):
         (["--prompt-data", "nope.jsonl@[1:2:3]"], r"'nope.jsonl@\[1:2:3\]' must look like FILE, FILE@\[START:STOP\]"),
         (["--prompt-data", "nope.jsonl=0"], "'0' is not a number above 0"),
         (["--eval-data", "x=nope.jsonl@[a:]"], "must look like FILE"),
+        (["--eval-data", "x=nope.jsonl=0.5"], "has a weight; evaluation takes every row"),
         (["--multimodal-keys", "video=clips"], "'video=clips' must look like image=FIELD"),
         (["--multimodal-keys", "image=a", "image=b"], "names the field of images twice"),
         (["--over-sampling-batch-size", "2", "--rollout-batch-size", "4"], "is smaller than --rollout-batch-size 4"),
