@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import time
 import tomllib
 from collections.abc import Sequence
@@ -59,6 +60,62 @@ def reward_choice(text: str) -> RewardChoice:
 
 
 @dataclass(frozen=True)
+class DataFile:
+    """One `--prompt-data` entry: `a.jsonl`, `b.parquet@[100:-5]`, `c.jsonl@[:10]=0.5`."""
+
+    path: str
+    start: int | None = None
+    stop: int | None = None
+    weight: float | None = None
+
+    @property
+    def slice_text(self) -> str:
+        """`@[START:STOP]`, or nothing for the whole file."""
+        bounds = ["" if bound is None else str(bound) for bound in (self.start, self.stop)]
+        return f"@[{bounds[0]}:{bounds[1]}]" if any(bounds) else ""
+
+    def resolved(self) -> DataFile:
+        """With an absolute path."""
+        return replace(self, path=str(Path(self.path).expanduser().resolve()))
+
+    def __str__(self) -> str:
+        return f"{self.path}{self.slice_text}" + ("" if self.weight is None else f"={self.weight!r}")
+
+
+_DATA_FILE = re.compile(
+    r"(?P<path>.+?)(@\[(?P<start>-?\d*):(?P<stop>-?\d*)\])?(=(?P<weight>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?))?"
+)
+
+
+def data_file(text: str) -> DataFile:
+    """Parse `PATH[@[START:STOP]][=WEIGHT]`; a slice counts rows as Python does."""
+    match = _DATA_FILE.fullmatch(text)
+    if match is None or "@[" in match["path"] or "-" in (match["start"], match["stop"]):
+        raise argparse.ArgumentTypeError(f"'{text}' must look like FILE, FILE@[START:STOP] or either with =WEIGHT")
+    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
+    return DataFile(match["path"], start, stop, None if match["weight"] is None else positive(match["weight"]))
+
+
+@dataclass(frozen=True)
+class MultimodalKey:
+    """One `--multimodal-keys` entry: `image=images`."""
+
+    kind: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.key}"
+
+
+def multimodal_key(text: str) -> MultimodalKey:
+    """Parse `image=FIELD`."""
+    kind, _, key = text.partition("=")
+    if kind != "image" or not key:
+        raise argparse.ArgumentTypeError(f"'{text}' must look like image=FIELD; images are what a run carries")
+    return MultimodalKey(kind, key)
+
+
+@dataclass(frozen=True)
 class EvalData:
     """One `--eval-data` entry: a file, and the settings of its own (None: those of the run)."""
 
@@ -84,11 +141,11 @@ def eval_data(text: str) -> EvalData:
     """Parse `[NAME=]PATH` or `NAME={path = "PATH", ...}`, whose braces hold a TOML inline table."""
     name, equals, rest = text.partition("=")
     if not equals:
-        return EvalData(Path(text).stem, text)
+        return EvalData(Path(data_file(text).path).stem, text)
     if not name or not rest:
         raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=PATH")
     if not rest.lstrip().startswith("{"):
-        return EvalData(name, rest)
+        return EvalData(name, _eval_path(rest))
     try:
         table = tomllib.loads(f"table = {rest}")["table"]
     except tomllib.TOMLDecodeError as error:
@@ -108,7 +165,7 @@ def _eval_data_of(name: str, table: dict[str, Any]) -> EvalData:
     if isinstance(table.get("reward"), str):
         table["reward"] = [table["reward"]]
     checks: dict[str, Any] = {
-        "path": str,
+        "path": _eval_path,
         "n_samples_per_prompt": positive_int,
         "reward": lambda texts: tuple(reward_choice(text) for text in texts),
         "generate": absolute_reference,
@@ -124,6 +181,13 @@ def _eval_data_of(name: str, table: dict[str, Any]) -> EvalData:
         except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
             raise argparse.ArgumentTypeError(f"data set '{name}', {key}: {error}") from None
     return EvalData(name, **values)
+
+
+def _eval_path(text: str) -> str:
+    """A path that may carry a slice as in --prompt-data."""
+    if data_file(text).weight is not None:
+        raise argparse.ArgumentTypeError(f"'{text}' has a weight; evaluation takes every row of a file")
+    return text
 
 
 def environment_entry(text: str) -> str:
@@ -333,9 +397,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("data")
-    g.add_argument("--prompt-data", metavar="FILE", help="JSONL file, one prompt a row; without it prompts are blank")
     g.add_argument(
-        "--input-key", default="prompt", metavar="KEY", help="field with the prompt: text or a list of chat messages"
+        "--prompt-data",
+        type=data_file,
+        nargs="+",
+        default=[],
+        metavar="FILE[@[A:B]][=WEIGHT]",
+        help="JSONL or Parquet, one prompt a row, or rows A to B of it; with weights every file gives its share of the "
+        "prompts; without a file prompts are blank",
+    )
+    g.add_argument(
+        "--input-key",
+        default="prompt",
+        metavar="KEY",
+        help="field with the prompt: text or a list of chat messages; a.b is field b of the object a",
     )
     g.add_argument(
         "--label-key",
@@ -343,9 +418,26 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="field with the ground truth, which every row must have (default: 'label' if there)",
     )
     g.add_argument(
-        "--metadata-key", default="metadata", metavar="KEY", help="field with an object kept as sample.metadata"
+        "--metadata-key",
+        default="metadata",
+        metavar="KEY",
+        help="field with an object, or one written as JSON text, kept as sample.metadata",
     )
     g.add_argument("--tool-key", default="tools", metavar="KEY", help="field with the tools shown to the chat template")
+    g.add_argument(
+        "--sampling-params-key",
+        default="sampling_params",
+        metavar="KEY",
+        help="field with an object of sampling parameters that go over the run's for this row",
+    )
+    g.add_argument(
+        "--multimodal-keys",
+        type=multimodal_key,
+        nargs="+",
+        default=[],
+        metavar="image=KEY",
+        help="field with the images of a row, which go where <image> or an image part stands in the prompt",
+    )
     g.add_argument("--apply-chat-template", action="store_true", help="wrap a text prompt as one user message")
     g.add_argument(
         "--chat-template-kwargs",
@@ -838,10 +930,11 @@ def _resolve_run(args: argparse.Namespace) -> None:
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Make paths good in processes with another working directory."""
-    for name in ("model", "prompt_data", "runs_dir", "weights_dir"):
+    for name in ("model", "runs_dir", "weights_dir"):
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
-    args.eval_data = [replace(e, path=str(Path(e.path).expanduser().resolve())) for e in args.eval_data]
+    args.prompt_data = [file.resolved() for file in args.prompt_data]
+    args.eval_data = [replace(e, path=str(data_file(e.path).resolved())) for e in args.eval_data]
 
 
 def _parse_known(parser: _Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -927,9 +1020,11 @@ def validate(args: argparse.Namespace) -> None:
         raise OptionError("--model is needed: a model directory in the Hugging Face format.")
     if not (Path(args.model) / "config.json").is_file():
         raise OptionError(f"--model {args.model} is not a model directory: it has no config.json.")
-    for path in [args.prompt_data, *(entry.path for entry in args.eval_data)]:
-        if path is not None and not Path(path).is_file():
-            raise OptionError(f"there is no data file {path}; check --prompt-data and --eval-data.")
+    for file in [*args.prompt_data, *(data_file(entry.path) for entry in args.eval_data)]:
+        if not Path(file.path).is_file():
+            raise OptionError(f"there is no data file {file.path}; check --prompt-data and --eval-data.")
+    if len(args.multimodal_keys) > 1:
+        raise OptionError("--multimodal-keys names the field of images twice; name one.")
     names = [entry.name for entry in args.eval_data]
     if doubled := {name for name in names if names.count(name) > 1}:
         raise OptionError(f"two --eval-data sets are called '{doubled.pop()}'; name them NAME=FILE.")
@@ -953,7 +1048,7 @@ def validate(args: argparse.Namespace) -> None:
             "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
             "the loss with --mask-offpolicy-in-partial-rollout."
         )
-    if args.num_epoch is not None and args.prompt_data is None:
+    if args.num_epoch is not None and not args.prompt_data:
         raise OptionError("--num-epoch counts passes over --prompt-data, which is not given.")
     if args.num_trainers == 0 and args.num_engines == 0:
         raise OptionError("--num-trainers and --num-engines are both 0; there is nothing to run.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime_core.options import Options
-from slime_core.rollout.rows import open_prompt_file
+from slime_core.rollout.rows import count_prompts
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,6 @@ def with_num_rollout(args: Options) -> Options:
     """The options with the rounds that --num-epoch passes over the data make; the same options without it."""
     if args.num_epoch is None:
         return args
-    rows = len(open_prompt_file(args, args.prompt_data))
+    rows = count_prompts(args)
     rounds = max(1, args.num_epoch * rows // args.rollout_batch_size)
     return Options(**{**vars(args), "num_rollout": rounds, "num_epoch": None})

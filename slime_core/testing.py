@@ -91,13 +91,15 @@ class ScriptedEngine:
     """An engine for tests of generators: it answers with the given texts in order, whatever is asked.
 
     `answers` may also be a function from the text so far to the answer, for concurrent requests. An answer longer than
-    `max_new_tokens` is cut and finishes for length. `requests` keeps what was asked: tokens and sampling parameters.
+    `max_new_tokens` is cut and finishes for length. `requests` keeps what was asked: tokens and sampling parameters;
+    `images` the images of each request.
     """
 
     def __init__(self, answers: Sequence[str] | Callable[[str], str], context_tokens: int = 2**31 - 1) -> None:
         self.tokenizer = CharacterTokenizer()
         self.context_tokens = context_tokens
         self.requests: list[tuple[list[int], dict[str, Any]]] = []
+        self.images: list[list[str]] = []
         self._answers = answers
 
     async def generate(
@@ -115,6 +117,7 @@ class ScriptedEngine:
         """
         ids = [int(token) for token in tokens]
         self.requests.append((ids, sampling_params))
+        self.images.append(list(image_data or []))
         text = self._next_answer(ids)
         limit = int(sampling_params.get("max_new_tokens", len(text)))
         kept = text[:limit]

@@ -68,6 +68,7 @@ class Sample:
     train_metadata: dict[str, Any] | None = None
     """Travels to the loss with the sample."""
     multimodal: dict[str, Any] | None = None
+    """By kind: `{"image": [...]}`, data URIs in the order of their places in the prompt."""
     session_id: str | None = None
     """Turns of one session go to the same engine where the router can."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import OptionError
-from slime_core.options import Options, RewardChoice, parse, write_options
+from slime_core.options import DataFile, Options, RewardChoice, data_file, eval_data, parse, write_options
 
 PLUGIN = """
 from slime_core import hookimpl
@@ -68,6 +68,12 @@ def test_toml_lists_booleans_and_plugins(model_dir, tmp_path, install_package):
         (["--rollout-batch-size", "0"], "'0' is not a whole number of at least 1"),
         (["--top-p", "1.5"], "not a number from 0 to 1"),
         (["--prompt-data", "nope.jsonl"], r"no data file .*nope\.jsonl"),
+        (["--prompt-data", "nope.jsonl@[1:2:3]"], r"'nope.jsonl@\[1:2:3\]' must look like FILE, FILE@\[START:STOP\]"),
+        (["--prompt-data", "nope.jsonl=0"], "'0' is not a number above 0"),
+        (["--eval-data", "x=nope.jsonl@[a:]"], "must look like FILE"),
+        (["--eval-data", "x=nope.jsonl=0.5"], "has a weight; evaluation takes every row"),
+        (["--multimodal-keys", "video=clips"], "'video=clips' must look like image=FIELD"),
+        (["--multimodal-keys", "image=a", "image=b"], "names the field of images twice"),
         (["--over-sampling-batch-size", "2", "--rollout-batch-size", "4"], "is smaller than --rollout-batch-size 4"),
         (["--reward", "x=heavy"], "'x=heavy' must look like NAME or NAME=WEIGHT"),
         (["--generate", "nope"], "no plugin named 'nope' is installed"),
@@ -140,3 +146,40 @@ def test_paths_are_absolute_and_files_of_plugins_too(model_dir, tmp_path, monkey
     args = parse(["--model", "model", "--reward", "./mine.py=2"]).args
     assert args.model == str(model_dir)
     assert args.reward == [RewardChoice(str(tmp_path / "mine.py"), 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("a.jsonl", DataFile("a.jsonl")),
+        ("a.jsonl@[:100]", DataFile("a.jsonl", None, 100)),
+        ("d/b.parquet@[-20:-1]=0.5", DataFile("d/b.parquet", -20, -1, 0.5)),
+        ("a.jsonl@[0:]=1e-3", DataFile("a.jsonl", 0, None, 1e-3)),
+        ("lang=en/a.jsonl=2", DataFile("lang=en/a.jsonl", weight=2.0)),
+        ("step=3.jsonl", DataFile("step=3.jsonl")),
+    ],
+)
+def test_a_data_file_may_carry_a_slice_and_a_weight(text, file):
+    assert data_file(text) == file
+    assert data_file(str(file)) == file
+
+
+def test_data_files_survive_the_options_file(model_dir, tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    words = ["--prompt-data", "a.jsonl@[:-5]=0.1", "a.jsonl", "--eval-data", "./a.jsonl@[-5:]"]
+    args = parse_args(model_dir, *words, "--multimodal-keys", "image=pictures")
+    path = str(tmp_path / "a.jsonl")
+    assert args.prompt_data == [DataFile(path, None, -5, 0.1), DataFile(path)]
+    assert args.eval_data == [eval_data(f"a={path}@[-5:]")]
+    write_options(args, tmp_path / "run.toml")
+    again = parse(["--config", str(tmp_path / "run.toml")]).args
+    for name in ("prompt_data", "eval_data", "multimodal_keys"):
+        assert getattr(again, name) == getattr(args, name)
+
+
+def test_one_data_file_needs_no_list_in_toml(model_dir, tmp_path):
+    (tmp_path / "a b.jsonl").write_text("{}")
+    (tmp_path / "run.toml").write_text(f'prompt-data = "{tmp_path}/a b.jsonl@[:3]"')
+    args = parse_args(model_dir, "--config", str(tmp_path / "run.toml"))
+    assert args.prompt_data == [DataFile(str(tmp_path / "a b.jsonl"), None, 3)]

@@ -13,12 +13,12 @@ async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any])
     if room <= 0:
         sample.status = Status.TRUNCATED
         return [sample]
-    images = sample.multimodal.get("images") if sample.multimodal else None
+    images = (sample.multimodal or {}).get("image")
     generation = await engine.generate(
         sample.tokens,
         {**sampling_params, "max_new_tokens": room},
         session_id=sample.session_id,
-        image_data=images,
+        **({"image_data": images} if images else {}),
     )
     sample.append_generation(generation)
     return [sample]

@@ -83,7 +83,8 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
         )
     metrics = eval_metrics(entry.name, finished)
     too_long = len(dataset.file) - len(groups)
-    return metrics | ({f"eval/{entry.name}/too_long": float(too_long)} if too_long else {})
+    counts = {"too_long": too_long, "bad_rows": dataset.file.num_bad_rows}
+    return metrics | {f"eval/{entry.name}/{key}": float(count) for key, count in counts.items() if count}
 
 
 def _groups(args: Options, dataset: EvalDataset, engine: EngineClient) -> list[Group]:

@@ -18,14 +18,6 @@ def args(model_dir, *words: str):
 
 
 def test_flags_are_passed_through_as_given(model_dir):
-    words = [
-        "--sglang-attention-backend",
-        "torch_native",
-        "--sglang-enable-metrics",
-        "--sglang-cuda-graph-bs",
-        "1",
-        "2",
-    ]
     command = sglang.command(args(model_dir, *GIVEN, "--engine-max-requests", "7", "--sglang-x=a b"), 3, 30001)
     assert command[1:3] == ["-m", "sglang.launch_server"]
     line = " ".join(command)
@@ -35,14 +27,6 @@ def test_flags_are_passed_through_as_given(model_dir):
 
 
 def test_flags_survive_the_options_file(model_dir, tmp_path):
-    words = [
-        "--sglang-attention-backend",
-        "torch_native",
-        "--sglang-enable-metrics",
-        "--sglang-cuda-graph-bs",
-        "1",
-        "2",
-    ]
     first = args(model_dir, *GIVEN)
     write_options(first, tmp_path / "options.toml")
     again = parse(["--config", str(tmp_path / "options.toml")]).args
