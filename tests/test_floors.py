@@ -12,6 +12,7 @@ FLOORS = {
     "types": 0,
     "hookspecs": 0,
     "errors": 0,
+    "hostile": 0,
     "bound": 1,
     "plugins": 1,
     "options": 1,
