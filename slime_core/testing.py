@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from slime_core.errors import EngineError
+from slime_core.hostile import hostile_answers as hostile_answers
 from slime_core.hostile import hostile_responses as hostile_responses
 from slime_core.options import Options, parse
 from slime_core.types import Generation, Group, IntArray, Sample, Status

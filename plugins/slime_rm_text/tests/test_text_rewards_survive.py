@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from slime_core.testing import hostile_responses, make_options, make_sample
+from slime_core.testing import hostile_answers, hostile_responses, make_options, make_sample
 from slime_rm_text import exact_match, f1, gpqa
 from slime_rm_text.ifeval import IFEval
 from slime_rm_text.ifeval.instructions import CHECKS
@@ -37,7 +37,7 @@ def graders():
 
 @pytest.mark.parametrize("name", ["f1", "exact_match", "gpqa", "ifeval"])
 def test_a_hostile_response_gets_a_reward(name):
-    for response in hostile_responses():
+    for response in hostile_answers() if name == "ifeval" else hostile_responses():
         assert 0 <= graders()[name](make_sample(response, label="A", metadata=INSTRUCTIONS)) <= 1
 
 
