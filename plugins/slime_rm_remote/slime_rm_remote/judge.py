@@ -66,7 +66,7 @@ class Judge:
         parser.add_argument(
             "--judge-num-votes", type=count, default=1, metavar="N", help="answers asked for; their mean counts"
         )
-        parser.add_argument("--judge-temperature", type=float, default=0.0, metavar="X")
+        parser.add_argument("--judge-temperature", type=float, default=0.0, metavar="X", help="of its answers")
         parser.add_argument("--judge-max-tokens", type=count, default=1024, metavar="N", help="of one answer")
         parser.add_argument(
             "--judge-extra-body", type=json_object, default={}, metavar="JSON", help="further fields of the request"
