@@ -49,6 +49,8 @@ def check(
         except (OptionError, PluginError) as error:
             return [*findings, *_refused(plugins, name, error)]
         findings += check_options(plugins, name, args)
+        if any(finding.is_problem for finding in findings):
+            return findings
         samples = [*samples, *(_samples_of(args, rows) if rows else ())]
         if set(plugins.hooks_of(name)) <= {"add_options", "configure", "log_metrics"}:
             return [*findings, unchecked("calls", "a tracker writes where it is told; it is not started here")]
