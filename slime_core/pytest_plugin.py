@@ -10,6 +10,7 @@ The test checks a plugin against the whole contract, as `slime plugins check` do
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # so that -k and -m see the tests
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add a test for every plugin named."""
-    wanted: list[str] = [*config.getini("slime_check"), *config.getoption("slime_check")]
-    for line in dict.fromkeys(wanted):
-        reference, *flags = shlex.split(line)
-        items.append(
-            ContractItem.from_parent(session, name=f"slime_check[{reference}]", reference=reference, flags=flags)
-        )
+    if config.getini("slime_check") or config.getoption("slime_check"):
+        plugins: pytest.Collector = Contracts.from_parent(session, name="slime", nodeid="slime")
+        report = config.hook.pytest_make_collect_report(collector=plugins)
+        config.hook.pytest_collectreport(report=report)
+        items.extend(report.result)
+
+
+class Contracts(pytest.Collector):
+    """The plugins named by the flag and the configuration."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """A test a plugin."""
+        wanted: list[str] = [*self.config.getini("slime_check"), *self.config.getoption("slime_check")]
+        for line in dict.fromkeys(wanted):
+            reference, *flags = shlex.split(line)
+            yield ContractItem.from_parent(self, name=reference, reference=reference, flags=flags)
 
 
 class ContractItem(pytest.Item):
