@@ -120,7 +120,9 @@ class Report:
         return {**self._values, **({"(weighted sum)": self._totals} if several else {})}
 
     def _table(self) -> list[str]:
-        rows = [("reward", "weight", "samples", "failed", "mean", "std", "min", "max", "zero", "one")]
+        rows: list[tuple[str, ...]] = [
+            ("reward", "weight", "samples", "failed", "mean", "std", "min", "max", "zero", "one")
+        ]
         for name, values in self._all_values().items():
             weight = f"{self._weights[name]:g}" if name in self._weights else ""
             failed = f"{self._failed[name]:,}" if name in self._weights else ""
