@@ -90,7 +90,7 @@ def _first_word(it: Instruction, text: str) -> bool:
 def _postscript(it: Instruction, text: str) -> bool:
     marker = str(it.get("postscript_marker")).strip().lower()
     spelt = r"\s?".join(re.escape(character) for character in marker if not character.isspace())
-    return re.search(rf"^[\s*_]*+{spelt}", text.lower(), re.MULTILINE) is not None
+    return re.search(rf"(?<![\w.]){spelt}", text.lower()) is not None
 
 
 def _two_responses(it: Instruction, text: str) -> bool:
