@@ -1,4 +1,4 @@
-"""The `slime` command: train | plugins | hooks | flags. A user's mistakes get one message, without a traceback."""
+"""The `slime` command; a user's mistakes get one message, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slime_core import __version__
 from slime_core.errors import SlimeError
-from slime_core.hookspecs import CONTRACT_VERSION
+from slime_core.hookspecs import CONTRACT_VERSION, HOOKS_WITH_EXAMPLES
 
 if TYPE_CHECKING:
     from slime_core.plugins import Plugins
@@ -29,7 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["train"]:  # its flags are parsed in two phases, by options.py
             return run_train(words[1:])
-        args = build_parser().parse_args(words)
+        if words[:1] == ["score"]:  # likewise
+            from slime_core.score import run_score
+
+            return run_score(words[1:])
+        parser = build_parser()
+        args, args.flags = parser.parse_known_args(words)
+        if args.flags and args.run is not run_check:
+            parser.error(f"unrecognized arguments: {' '.join(args.flags)}")
         return int(args.run(args))
     except SlimeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,13 +54,25 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"slime-core {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("train", help="train a model (`slime train --help` shows the flags)", add_help=False)
+    commands.add_parser("score", help="grade the responses in a file (`slime score --help` shows how)", add_help=False)
     plugins = commands.add_parser("plugins", help="list the installed plugins, or check them")
     plugins.add_argument("--json", action="store_true", help="print the list as JSON")
     plugins.set_defaults(run=run_plugins)
     actions = plugins.add_subparsers(title="actions", metavar="ACTION")
-    check = actions.add_parser("check", help="import plugins and show their hooks and options, or why they are broken")
+    check = actions.add_parser(
+        "check",
+        help="check plugins against the whole contract, or say why they are broken",
+        epilog="Flags of the plugin's own, and others of `slime train`, may follow one name.",
+    )
     check.add_argument("name", nargs="*", help="a plugin's name, file or module (default: every installed plugin)")
+    check.add_argument("--rows", metavar="FILE", help="rows with responses, as `slime score` reads, that it must grade")
     check.set_defaults(run=run_check)
+    new = commands.add_parser("new-plugin", help="make a package with a plugin and its tests")
+    new.add_argument("name", help="what one will write in the flag, for example my_reward")
+    new.add_argument("--hook", required=True, choices=HOOKS_WITH_EXAMPLES, help="what it implements")
+    new.add_argument("--async", dest="use_async", action="store_true", help="a reward that waits for I/O")
+    new.add_argument("--directory", default=".", metavar="DIR", help="where to put it (default: here)")
+    new.set_defaults(run=run_new_plugin)
     hooks = commands.add_parser("hooks", help="print the hook contract")
     form = hooks.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print it as docs/hooks.md has it")
@@ -99,27 +118,40 @@ def run_plugins(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     """`slime plugins check`: every plugin in a process of its own, so that a broken one harms no other."""
-    from slime_core.plugins import Plugins, installed
+    from slime_core.errors import OptionError
+    from slime_core.plugins import installed
 
     names = args.name or list(dict.fromkeys(f.name for f in installed()))
     if len(names) == 1:
-        plugins = Plugins()
-        name = plugins.load(names[0])
-        print(describe(plugins, name))
-        return 0
+        return check_one(names[0], args.flags, args.rows)
+    if args.flags or args.rows:
+        raise OptionError("flags and --rows are for the check of one plugin; name one.")
+    command = [sys.executable, "-c", "from slime_core.cli import main; raise SystemExit(main())", "plugins", "check"]
     codes = []
     for name in names:
-        command = [
-            sys.executable,
-            "-c",
-            "from slime_core.cli import main; raise SystemExit(main())",
-            "plugins",
-            "check",
-        ]
         done = subprocess.run([*command, name], capture_output=True, text=True)
-        print((done.stdout or f"{name}  BROKEN\n  {done.stderr}").rstrip())
+        print((done.stdout or f"{name}  BROKEN\n  {done.stderr}").rstrip(), flush=True)
         codes.append(done.returncode)
     return max(codes)
+
+
+def check_one(reference: str, flags: list[str], rows: str | None) -> int:
+    """Check one plugin and print its hooks, options and what was found; 1 when it breaks the contract."""
+    from slime_core.contract import check
+    from slime_core.plugins import Plugins
+
+    plugins = Plugins()
+    print(describe(plugins, plugins.load(reference)))
+    findings = check(reference, flags, rows=rows)
+    print("\n".join(f"  {finding}" for finding in findings))
+    return int(any(finding.is_problem for finding in findings))
+
+
+def run_new_plugin(args: argparse.Namespace) -> int:
+    """`slime new-plugin`."""
+    from slime_core.scaffold import run_new_plugin
+
+    return run_new_plugin(args)
 
 
 def run_hooks(args: argparse.Namespace) -> int:

@@ -27,6 +27,12 @@ PROJECT = "slime"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
+HOOKS_WITH_EXAMPLES = (
+    "get_samples", "generate", "reward", "group_reward", "dynamic_filter", "over_sampling_filter", "buffer_filter",
+    "convert_train_data", "rollout", "estimate_advantages", "policy_loss", "log_metrics",
+)  # fmt: skip
+"""Hooks that `slime new-plugin` writes an example of: all but the set-up."""
+
 EITHER_COLOUR = frozenset({"reward", "group_reward"})
 """Hooks that a plugin implements as `def` (CPU work, worker process) or `async def` (I/O, event loop)."""
 

@@ -819,8 +819,10 @@ class Parsed:
     sources: str
 
 
-def parse(argv: Sequence[str]) -> Parsed:
+def parse(argv: Sequence[str], needs_model: bool = True) -> Parsed:
     """Parse in two phases, as pytest does: first the plugins' names, then everything with the plugins' own flags.
+
+    Without `needs_model` the flag --model may be missing, for commands that train nothing.
 
     Raises:
         OptionError: naming the flag, the key or the variable that is wrong.
@@ -841,7 +843,7 @@ def parse(argv: Sequence[str]) -> Parsed:
     _resolve_run(namespace)
     _resolve_paths(namespace)
     args = Options(**vars(namespace))
-    validate(args)
+    validate(args, needs_model)
     for hook, references in hook_choices(args).items():
         for reference in references:
             _check_implements(plugins, hook, reference)
@@ -1010,15 +1012,15 @@ def _check_implements(plugins: Plugins, hook: str, reference: str) -> None:
 
 
 # --- validation -------------------------------------------------------------------------------------------------------
-def validate(args: argparse.Namespace) -> None:
+def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     """Refuse options that cannot work, alone or together, before anything starts.
 
     Raises:
         OptionError: naming the flag and what to do.
     """
-    if args.model is None:
+    if args.model is None and needs_model:
         raise OptionError("--model is needed: a model directory in the Hugging Face format.")
-    if not (Path(args.model) / "config.json").is_file():
+    if args.model is not None and not (Path(args.model) / "config.json").is_file():
         raise OptionError(f"--model {args.model} is not a model directory: it has no config.json.")
     for file in [*args.prompt_data, *(data_file(entry.path) for entry in args.eval_data)]:
         if not Path(file.path).is_file():

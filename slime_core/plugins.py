@@ -60,9 +60,12 @@ def installed() -> list[Found]:
     """Every entry point of the group `slime`, imported by nobody, sorted by name and package."""
     found: dict[tuple[str, str], Found] = {}
     for dist in importlib_metadata.distributions():
-        for ep in dist.entry_points.select(group=PROJECT):
-            key = (ep.name, _normalized(dist.name))
-            found.setdefault(key, Found(ep.name, dist.name, dist.version, ep))
+        entry_points = dist.entry_points.select(group=PROJECT)
+        if not entry_points:
+            continue
+        package, version = dist.name, dist.version  # each parses the whole metadata
+        for ep in entry_points:
+            found.setdefault((ep.name, _normalized(package)), Found(ep.name, package, version, ep))
     return [found[key] for key in sorted(found)]
 
 

@@ -1,4 +1,4 @@
-"""For the tests of plugins: finished samples, groups, parsed options, and an engine that says what it is told to.
+"""For the tests of plugins: finished samples, groups, parsed options, a scripted engine, and the contract's own check.
 
 from slime_core.testing import make_options, make_sample
 
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from slime_core.errors import EngineError
+from slime_core.hostile import hostile_answers as hostile_answers
+from slime_core.hostile import hostile_responses as hostile_responses
 from slime_core.options import Options, parse
 from slime_core.types import Generation, Group, IntArray, Sample, Status
 
@@ -85,6 +87,24 @@ def make_options(*argv: str) -> Options:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text("{}")
         return parse(["--model", directory, *argv]).args
+
+
+def check_plugin(reference: str, *flags: str, samples: Sequence[Sample] = ()) -> None:
+    """Check a plugin against the whole contract, as `slime plugins check` does.
+
+    Args:
+        reference: the plugin's name, file or module.
+        flags: flags of `slime train` that it needs.
+        samples: finished samples that its reward must be able to grade.
+
+    Raises:
+        AssertionError: telling every way in which the plugin breaks the contract.
+    """
+    from slime_core.contract import check
+
+    problems = [finding for finding in check(reference, flags, samples) if finding.is_problem]
+    if problems:
+        raise AssertionError("\n".join([f"plugin '{reference}' breaks the contract:", *map(str, problems)]))
 
 
 class ScriptedEngine:

@@ -44,7 +44,7 @@ class Wandb:
     @hookimpl
     def add_options(parser: argparse._ArgumentGroup) -> None:
         """The tracker's flags."""
-        parser.add_argument("--wandb-project", default="slime", metavar="NAME")
+        parser.add_argument("--wandb-project", default="slime", metavar="NAME", help="where the run is listed")
         parser.add_argument("--wandb-group", metavar="NAME", help="runs of one group are shown together")
 
     @hookimpl

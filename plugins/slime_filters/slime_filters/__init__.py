@@ -1,1 +1,1 @@
-"""Filters of finished groups: `nonzero_std` and `reward_std`."""
+"""Filters of groups: what is dropped, what is trained first, what is taken from the buffer first."""

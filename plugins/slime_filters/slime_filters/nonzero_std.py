@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 
 from slime_core import Drop, Group, hookimpl
-
-TOLERANCE = 1e-6
-"""Rewards closer than this are equal: sums of weighted rewards carry rounding."""
+from slime_filters.scores import TOLERANCE, add_reward_option, add_spare_option, rewards_of
 
 
 @hookimpl
 def add_options(parser: argparse._ArgumentGroup) -> None:
-    """The filter's one flag."""
-    parser.add_argument(
-        "--nonzero-std-spare", action="store_true", help="use dropped groups after all when too few remain"
-    )
+    """The filter's flags."""
+    add_reward_option(parser, "nonzero-std")
+    add_spare_option(parser, "nonzero-std")
 
 
 @hookimpl
 def dynamic_filter(args: argparse.Namespace, samples: Group) -> Drop | None:
     """Drop the group when its scored samples, of which there may be any number, have equal rewards."""
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    rewards = rewards_of(samples, args.nonzero_std_reward)
     if not rewards:
         return Drop("no_reward")
     if max(rewards) - min(rewards) > TOLERANCE:

@@ -1,0 +1,77 @@
+"""A service that plays a part: it answers as it is told and keeps what it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+
+class ScriptedService:
+    """Answers the n-th request with the n-th entry, the last one ever after.
+
+    An entry is a JSON value, a function from the body to one, or a tuple: HTTP status, text and perhaps headers.
+    """
+
+    def __init__(self, script: tuple[Any, ...], delay_s: float) -> None:
+        self._script = script
+        self._delay_s = delay_s
+        self.bodies: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.under_way = self.most_under_way = 0
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/{path:.*}", self._answer)
+        self.server = TestServer(app)
+
+    @property
+    def url(self) -> str:
+        return str(self.server.make_url("/v1"))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        entry = self._script[min(len(self.bodies), len(self._script) - 1)]
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        self.paths.append(request.path)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        await asyncio.sleep(self._delay_s)
+        self.under_way -= 1
+        if isinstance(entry, tuple):
+            status, text, *headers = entry
+            return web.Response(status=status, text=text, headers=headers[0] if headers else None)
+        return web.json_response(entry(body) if callable(entry) else entry)
+
+
+@pytest.fixture
+async def serve():
+    """`service = await serve(entry, ...)`: a running service, stopped when the test ends."""
+    services = []
+
+    async def start(*script: Any, delay_s: float = 0.0) -> ScriptedService:
+        services.append(ScriptedService(script, delay_s))
+        await services[-1].server.start_server()
+        return services[-1]
+
+    yield start
+    for service in services:
+        await service.server.close()
+
+
+@pytest.fixture
+async def closing():
+    """`plugin = closing(Plugin(args))`: closed when the test ends."""
+    plugins = []
+
+    def remember(plugin: Any) -> Any:
+        plugins.append(plugin)
+        return plugin
+
+    yield remember
+    for plugin in plugins:
+        plugin.close()
+    await asyncio.sleep(0)
