@@ -15,6 +15,8 @@ FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """SGLang's parameter -> the Hugging Face ones whose rows it holds, in order (Llama, Qwen2, Qwen3, Mistral, Gemma)."""
+OF_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+VOCAB_MULTIPLE = 64
 PART = re.compile(r"\.(?P<part>q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
 WHOLE = {part: whole for whole, parts in FUSED.items() for part in parts}
 
@@ -32,7 +34,8 @@ def fused_checksums(path: Path) -> dict[str, str]:
             found = PART.search(name)
             whole = name if found is None else name.replace(found["part"], WHOLE[found["part"]])
             if whole not in hashes:
-                hashes[whole] = _checksum([file.get_tensor(part) for part in _parts(name, names)])
+                tensors = [file.get_tensor(part) for part in _parts(name, names)]
+                hashes[whole] = _checksum(tensors + _padding(name, tensors[0]))
     return hashes
 
 
@@ -47,6 +50,12 @@ def _parts(name: str, names: set[str]) -> list[str]:
         return [name]
     parts = [name.replace(found["part"], part) for part in FUSED[WHOLE[found["part"]]]]
     return [part for part in parts if part in names]
+
+
+def _padding(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """SGLang rounds the vocabulary up and leaves the rows behind it zero."""
+    missing = -tensor.shape[0] % VOCAB_MULTIPLE if name.endswith(OF_VOCABULARY) else 0
+    return [tensor.new_zeros((missing, *tensor.shape[1:]))] if missing else []
 
 
 def _checksum(tensors: list[torch.Tensor]) -> str:
