@@ -293,7 +293,7 @@ def _same_sets(left: Value, right: Value) -> bool | None:
             return None
         if first.operator == "setminus":
             return _all(map(_same_value, first.parts, second.parts))
-        return True if _same_unordered(first.parts, second.parts) else None
+        return _same_unordered(first.parts, second.parts)
     if any(isinstance(side, Sets) and side.operator == "empty" for side in (first, second)):
         return False
     return None

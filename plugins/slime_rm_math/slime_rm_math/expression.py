@@ -119,7 +119,7 @@ class _Parser:
         """Whether a factor follows without a sign: `2x`, `3\\pi`, `x(x+1)`; never number after number."""
         token = self.peek()
         if token[:1].isdigit() or token.startswith("."):
-            return self.tokens[self.position - 1] in (")", "}", "]", r"\}")
+            return self.tokens[self.position - 1] in (")", "}", "]", r"\}", "!")
         if token == "|":
             return self.bars == 0
         if token in _STOPS or not token:

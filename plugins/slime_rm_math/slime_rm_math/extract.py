@@ -107,7 +107,7 @@ def accepted_answers(label: Any) -> list[str]:
 
 
 def _answer_text(label: Any) -> str:
-    if isinstance(label, str) and (text := (boxed_answers(label) or [label])[-1].strip()):
+    if isinstance(label, str) and (text := (boxed_answers(label) or BOX.split(label))[-1].strip()):
         return text
     if isinstance(label, Integral) and not isinstance(label, bool):
         return str(int(label))

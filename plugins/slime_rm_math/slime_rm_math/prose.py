@@ -12,7 +12,7 @@ MAX_STATED_WORDS = 2
 """Behind `the answer is`, so few words are the answer as they stand."""
 
 _ANCHOR = re.compile(
-    r"(?:final\s+answer\s*(?:is|are|:)|answer\s*(?:is|are|:)|answer\s*:?\s*(?=[\\$]))[\s:*]*", re.IGNORECASE
+    r"(?:final\s+answer\s*(?:is|are|:)|answer\s*(?:is|are|:)|answer\s*:?\s*(?=[\\$]))[\s:*}]*", re.IGNORECASE
 )
 _MATH = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\\d])\$((?:\\\$|[^$\n])+?)(?<!\\)\$|\\\(([^\n]+?)\\\)", re.DOTALL)
 _NUMBER = r"-?(?:\d[\d,]*\d|\d)(?:\.\d+)?"
@@ -20,6 +20,7 @@ _VALUE = rf"(?>[$\u20ac\u00a3]?\(?{_NUMBER}(?:\s*/\s*\d+)?\)?(?:\s*(?:%|percent)
 _STATED = re.compile(rf"(?:\b(?:is|are|equals|by)\b|'s\b|=|:)\s*(?:\*\*)?\s*({_VALUE})(?!\s*[-*/+(=^]|\.?\d|\w*[\\_^(])", re.IGNORECASE)
 _NUMBERS = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w.]\w)")
 _SENTENCE = re.compile(r"(?<![\d])\.(?:\s|$)|\n|\s*I hope|<\|")
+_HEADING = re.compile(r"\s*[^\W\d_]{3,}\s*:\s")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 
 
@@ -29,7 +30,7 @@ def answer_in_prose(text: str) -> str | None:
     None where there is no sentence, or nothing stated.
     """
     tail = text[-MAX_TAIL:]
-    if len(_WORD.findall(tail)) < MIN_WORDS and not _ANCHOR.search(tail):
+    if len(_WORD.findall(tail)) < MIN_WORDS and not _ANCHOR.search(tail) and not _HEADING.match(tail):
         return None
     anchors = list(_ANCHOR.finditer(tail))
     if anchors:

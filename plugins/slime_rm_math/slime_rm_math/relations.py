@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slime_rm_math.expression import Node, operation
-from slime_rm_math.identity import proportional
+from slime_rm_math.identity import proportional, symbols
 from slime_rm_math.structure import Expression, Items, Relation, Sets, Unread, Value, as_node, is_name, read
 
 Same = Callable[[Value, Value], bool | None]
@@ -51,11 +51,11 @@ def _membership(value: Value) -> Value:
 
 
 def _against_value(relation: Relation, value: Value, same: Same, lenient: bool) -> bool | None:
-    """A relation against what is none; `lenient` lets any equation stand for its last side."""
+    """A relation against what is none; `lenient` lets any equation stand for its last side, as a chain does."""
     if relation.is_equation:
         if is_name(relation.texts[-1]) and not is_name(relation.texts[0]):
             return same(relation.sides[0], value)
-        if lenient or is_name(relation.texts[0]):
+        if lenient or len(relation.sides) > 2 or is_name(relation.texts[0]):
             return same(relation.sides[-1], value)
         return False
     if isinstance(value, Items | Sets):
@@ -85,7 +85,7 @@ def _same_equations(answer: Relation, label: Relation, same: Same) -> bool | Non
     names = answer.texts[0], label.texts[0]
     both_name = is_name(names[0]) and is_name(names[1])
     if both_name and (names[0] == names[1] or _heads(names)):
-        if (verdict := same(answer.sides[-1], label.sides[-1])) is not False:
+        if (verdict := same(answer.sides[-1], label.sides[-1])) is not False or _explicit(answer) and _explicit(label):
             return verdict
     elif len(answer.sides) == len(label.sides) == 2 and all(
         same(a, b) for a, b in zip(answer.sides, reversed(label.sides), strict=True)
@@ -108,9 +108,19 @@ def _heads(names: tuple[str, str]) -> bool:
     return bool(heads[0][0]) and heads[0][0] == heads[1][0] and all(head[1] for head in heads)
 
 
-def _has_symbols(value: Value) -> bool:
+def _explicit(equation: Relation) -> bool:
+    """Whether it defines its name by an expression without that name."""
+    return len(equation.sides) == 2 and names_in(equation.sides[0]).isdisjoint(names_in(equation.sides[1]))
+
+
+def names_in(value: Value) -> frozenset[str]:
+    """Symbols of a value that is an expression."""
     node = as_node(value)
-    return node is None or any(part.kind == "symbol" for part in node.walk())
+    return frozenset() if node is None else symbols(node)
+
+
+def _has_symbols(value: Value) -> bool:
+    return as_node(value) is None or bool(names_in(value))
 
 
 def _same_inequality(answer: Relation, label: Relation) -> bool | None:

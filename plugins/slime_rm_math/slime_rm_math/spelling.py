@@ -67,15 +67,18 @@ _END = r"(?![a-zA-Z])"
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        (r"\\\\(?=(?:d?frac|sqrt|pi|left|right|text|boxed|in|le|ge|cup|infty|cdot|times|pm)\b)", r"\\"),
         (r"\$\$|\\\[|\\\]|\\\(|\\\)|(?<!\\)\$", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|mathstrut|bigl?|Bigl?|quad)(?=\s*\\boxed)", ""),
         (rf"\\(?:left|right|middle){_END}\s*\.?(?=$|[^0-9a-zA-Z])", ""),
         (rf"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm){_END}|\\!\s*", ""),
+        (r"^\\(?:boxed|fbox)\s*\{(.*)\}$", r"\1"),
+        (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|\\([RZNQC])(?![a-zA-Z])", r"\\mathbb{\1\2}"),
+        (r"\\[pb]?mod\s*\{?\s*(\w+)\s*\}?|\(\s*\\?mod\s*(\w+)\s*\)", r"(mod \1\2)"),
         (r"\s*\{\s*,\s*\}\s*", ","),
         (r"(?<=\d)(?:\\[, ]|~| )(?=\d{3}(?!\d))", ""),
         (r"(?<=\d)(,\s+)(?=\d{3}(?:,\s*\d{3})+(?!\d))", r"\1"),
-        (r"\\[,;:> ]|~|\\q?quad|\\(?:h|v|nb|thin)space\*?(?:\{[^{}]*\})?|&nbsp;", " "),
+        (r"(?<!\\)\\[,;:> ]|~|\\q?quad|\\(?:h|v|nb|thin)space\*?(?:\{[^{}]*\})?|&nbsp;", " "),
         (rf"\\[dtc]frac{_END}", r"\\frac"),
         (rf"\\[dt]binom{_END}", r"\\binom"),
         (r"\\(?:mathrm|operatorname|text|rm|mathbf)\s*\{\s*e\s*\}(?=\s*\^)", "e"),
@@ -101,6 +104,7 @@ _LATEX = [
         (r"(?<![a-zA-Z\\])(?:\+?infinity|oo)\b", r"\\infty"),
         (r"(\d)\s+(\d+)/(\d+)", r"\1\\frac{\2}{\3}"),
         (r"(?<![a-zA-Z])(?:or|and)\s+(?:or|and)(?![a-zA-Z])", ","),
+        (r"(?<=\d)(?:and|or)(?=[A-Z(\\])", ", "),
         (r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z])(?<=[\s\d)}\]]),?\s*(?:and|or)(?![a-zA-Z])(?=\s|[\d(\\$])", ", "),
     ]
 ]
@@ -132,6 +136,8 @@ _WORD_UNIT = re.compile(
 _LETTER_UNIT = re.compile(r"(?<=\d)\s+([mgsLhN])(\^\{?[23]\}?)?[\s.]*$")
 _CURRENCY = re.compile(r"^(-?)\s*(?:\\\$|\\text\s*\{\s*(?:\\?\$|euro|pound|Rs\.?|USD)\s*\}|Rs\.?(?=\s*\d))\s*")
 _NOT_UNITS = frozenset({"and", "or", "sqrt", "infty", "sin", "cos", "tan", "log", "mod", "choose", "times", "over"})
+_OF_ANGLES = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])|\\pi")
+_DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{\s*)?\(?([A-Z])\)?\.?\s*\}?\)?")
 
 
@@ -150,12 +156,14 @@ def respell(answer: str) -> Spelled:
     A comma followed by space, which separates and never groups digits, becomes a semicolon.
     """
     text = answer.translate(_TABLE)
+    if r"\begin" not in text:  # there two backslashes end a row
+        text = _DOUBLED.sub(r"\\", text)
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     text, currency = _split_currency(text.strip())
     text, unit = _split_unit(text)
     words = _plain_words(text)
-    if text.endswith(r"^\circ") or text.endswith(r"^\circ "):
+    if not _OF_ANGLES.search(text):
         text = text.rstrip().removesuffix(r"^\circ")
     text = _TEXT_MACRO.sub(r" \1 ", text)
     text = text.strip().rstrip(".:")

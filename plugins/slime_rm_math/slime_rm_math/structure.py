@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from slime_rm_math.expression import Node, number, parse
+from slime_rm_math.expression import Node, number, operation, parse
 from slime_rm_math.number import Number, parse_number
 from slime_rm_math.tokens import TooLarge, Unparsable
 
@@ -274,8 +274,12 @@ def _matrix(text: str, body: str, kind: str, depth: int) -> Value:
 
 
 def _expression(text: str) -> Value:
-    if text in (r"\emptyset", r"\varnothing"):
+    if text == r"\emptyset":
         return Sets("empty", ())
+    if text == r"\mathbb{R}":
+        infinity = Node("constant", "infinity")
+        ends = Expression(r"-\infty", operation("neg", infinity)), Expression(INFINITY, infinity)
+        return Items("(", ends, ")")
     if text.isalpha() and len(text) > 2:
         return Words(text.casefold())
     try:
