@@ -229,7 +229,13 @@ def _same_ratio(left: Value, right: Value) -> bool | None:
         return all(verdict is Verdict.SAME for verdict in crossed)
     ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
     quotient, whole = [as_node(part) for part in ratio.parts] if isinstance(ratio, Ratio) else [], as_node(other)
-    if len(quotient) != 2 or None in quotient or whole is None or isinstance(ratio, Ratio) and _TIME.fullmatch(ratio.text):
+    if (
+        len(quotient) != 2
+        or None in quotient
+        or whole is None
+        or isinstance(ratio, Ratio)
+        and _TIME.fullmatch(ratio.text)
+    ):
         return False
     return compare_values(operation("div", *quotient), whole) is Verdict.SAME  # type: ignore[arg-type]
 
@@ -254,7 +260,9 @@ def _same_matrix(left: Value, right: Value) -> bool | None:
         return _same_vector(left, right)
     if any(len(a) != len(b) for a, b in zip(first, second, strict=True)):
         return _same_vector(left, right)
-    return _all(_same_value(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True))
+    return _all(
+        _same_value(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _rows(value: Value) -> tuple[tuple[Value, ...], ...] | None:
@@ -321,7 +329,11 @@ def _same_items(left: Value, right: Value) -> bool | None:
 def _named_apart(items: tuple[Value, ...]) -> tuple[Value, ...]:
     """`x=1,2` names its first item only: without the name, where the others have none."""
     first = items[0]
-    if isinstance(first, Relation) and first.operators == ("=",) and not any(isinstance(i, Relation) for i in items[1:]):
+    if (
+        isinstance(first, Relation)
+        and first.operators == ("=",)
+        and not any(isinstance(i, Relation) for i in items[1:])
+    ):
         return (first.sides[1], *items[1:])
     return items
 

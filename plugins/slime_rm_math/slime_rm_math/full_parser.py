@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import lru_cache
 from typing import Any
@@ -9,17 +10,14 @@ from typing import Any
 MAX_LENGTH = 300
 """Longer texts are not worth what parsing them costs."""
 
-MAX_DIGITS = 25
-"""A longer run of digits, or"""
-
 MAX_POWERS = 6
-"""more powers than this, may make SymPy compute for ever."""
+"""More powers than this, or a longer run of digits than the pattern below allows, may make SymPy compute for ever."""
 
 DIGITS = 40
 CLOSE_DIGITS = 15
 
 _RISKY = re.compile(
-    rf"\d{{{MAX_DIGITS},}}|!\s*!|\d{{4,}}\s*\)*!|(?:\^|\*\*)\s*[({{]*\s*-?\d{{5,}}|"
+    r"\d{25,}|!\s*!|\d{{4,}}\s*\)*!|(?:\^|\*\*)\s*[({{]*\s*-?\d{{5,}}|"
     r"(?:\^|\*\*)[^+\-=,]{0,12}(?:\^|\*\*)[^+\-=,]{0,12}(?:\^|\*\*)|[({]{30,}"
 )
 
@@ -53,6 +51,8 @@ def _parsed(text: str) -> tuple[Any, ...]:
     """Without math-verify's alarms: the process that this runs in is killed from outside."""
     from math_verify import LatexExtractionConfig, parse
 
+    # it warns, in every process, that its alarms are off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     written = text if "$" in text or "\\boxed" in text else f"${text}$"
     found = parse(written, [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
     # the last entry is the text itself, which the cheaper tiers have compared
@@ -69,4 +69,6 @@ def _plausible(first: Any, second: Any) -> bool:
     if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
         return True
     size = max(abs(left), abs(right))
-    return bool(abs(left - right) <= size * 10**-CLOSE_DIGITS) or bool(abs(left * 100 - right) <= size * 10**-CLOSE_DIGITS)
+    return bool(abs(left - right) <= size * 10**-CLOSE_DIGITS) or bool(
+        abs(left * 100 - right) <= size * 10**-CLOSE_DIGITS
+    )

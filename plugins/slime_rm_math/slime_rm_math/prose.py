@@ -14,10 +14,14 @@ MAX_STATED_WORDS = 2
 _ANCHOR = re.compile(
     r"(?:final\s+answer\s*(?:is|are|:)|answer\s*(?:is|are|:)|answer\s*:?\s*(?=[\\$]))[\s:*}]*", re.IGNORECASE
 )
-_MATH = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\\d])\$((?:\\\$|[^$\n])+?)(?<!\\)\$|\\\(([^\n]+?)\\\)", re.DOTALL)
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\\d])\$((?:\\\$|[^$\n])+?)(?<!\\)\$|\\\(([^\n]+?)\\\)", re.DOTALL
+)
 _NUMBER = r"-?(?:\d[\d,]*\d|\d)(?:\.\d+)?"
 _VALUE = rf"(?>[$\u20ac\u00a3]?\(?{_NUMBER}(?:\s*/\s*\d+)?\)?(?:\s*(?:%|percent))?|\\frac\{{-?\d+\}}\{{\d+\}})"
-_STATED = re.compile(rf"(?:\b(?:is|are|equals|by)\b|'s\b|=|:)\s*(?:\*\*)?\s*({_VALUE})(?!\s*[-*/+(=^]|\.?\d|\w*[\\_^(])", re.IGNORECASE)
+_STATED = re.compile(
+    rf"(?:\b(?:is|are|equals|by)\b|'s\b|=|:)\s*(?:\*\*)?\s*({_VALUE})(?!\s*[-*/+(=^]|\.?\d|\w*[\\_^(])", re.IGNORECASE
+)
 _NUMBERS = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w.]\w)")
 _SENTENCE = re.compile(r"(?<![\d])\.(?:\s|$)|\n|\s*I hope|<\|")
 _HEADING = re.compile(r"\s*[^\W\d_]{3,}\s*:\s")

@@ -157,13 +157,19 @@ def _interval(relation: Relation) -> Value | None:
         relation = _reversed(relation)
     if not set(relation.operators) <= {"<", "le"}:
         return None
-    named = [is_name(text) and isinstance(side, Expression) for text, side in zip(relation.texts, relation.sides, strict=True)]
+    named = [
+        is_name(text) and isinstance(side, Expression)
+        for text, side in zip(relation.texts, relation.sides, strict=True)
+    ]
     bounds = relation.sides
     if named == [True, False]:
         return Items("(", (_MINUS_INFINITY, bounds[1]), ")" if relation.operators[0] == "<" else "]")
     if named == [False, True]:
         return Items("(" if relation.operators[0] == "<" else "[", (bounds[0], _INFINITY), ")")
     if named == [False, True, False]:
-        opening, closing = ("(" if relation.operators[0] == "<" else "["), (")" if relation.operators[1] == "<" else "]")
+        opening, closing = (
+            ("(" if relation.operators[0] == "<" else "["),
+            (")" if relation.operators[1] == "<" else "]"),
+        )
         return Items(opening, (bounds[0], bounds[2]), closing)
     return None

@@ -52,11 +52,20 @@ _CHARACTERS: dict[str, str] = {
     "\u00a3": r"\text{pound}",
     "\u2032": "'",
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-    **{sign: f"^{{{digit}}}" for digit, sign in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")},
+    **{
+        sign: f"^{{{digit}}}"
+        for digit, sign in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+    },
     **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
     **{
         sign: rf"\frac{{{top}}}{{{bottom}}}"
-        for sign, top, bottom in [("\u00bd", 1, 2), ("\u2153", 1, 3), ("\u2154", 2, 3), ("\u00bc", 1, 4), ("\u00be", 3, 4)]
+        for sign, top, bottom in [
+            ("\u00bd", 1, 2),
+            ("\u2153", 1, 3),
+            ("\u2154", 2, 3),
+            ("\u00bc", 1, 4),
+            ("\u00be", 3, 4),
+        ]
     },
 }
 _TABLE = str.maketrans(_CHARACTERS)
@@ -68,7 +77,10 @@ _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\$\$|\\\[|\\\]|\\\(|\\\)|(?<!\\)\$", ""),
-        (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|mathstrut|bigl?|Bigl?|quad)(?=\s*\\boxed)", ""),
+        (
+            r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|mathstrut|bigl?|Bigl?|quad)(?=\s*\\boxed)",
+            "",
+        ),
         (rf"\\(?:left|right|middle){_END}\s*\.?(?=$|[^0-9a-zA-Z])", ""),
         (rf"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm){_END}|\\!\s*", ""),
         (r"^\\(?:boxed|fbox)\s*\{(.*)\}$", r"\1"),
@@ -105,7 +117,10 @@ _LATEX = [
         (r"(\d)\s+(\d+)/(\d+)", r"\1\\frac{\2}{\3}"),
         (r"(?<![a-zA-Z])(?:or|and)\s+(?:or|and)(?![a-zA-Z])", ","),
         (r"(?<=\d)(?:and|or)(?=[A-Z(\\])", ", "),
-        (r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z])(?<=[\s\d)}\]]),?\s*(?:and|or)(?![a-zA-Z])(?=\s|[\d(\\$])", ", "),
+        (
+            r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z])(?<=[\s\d)}\]]),?\s*(?:and|or)(?![a-zA-Z])(?=\s|[\d(\\$])",
+            ", ",
+        ),
     ]
 ]
 _TIDY = [
