@@ -137,7 +137,7 @@ def _expanded(text: str) -> Value:
     items: list[Value] = []
     for part in re.split(r"[,;](?![^(]*\))", text):
         for sign in signs if _PLUS_MINUS.search(part) else signs[:1]:
-            signed = _PLUS_MINUS.sub(lambda match, sign=sign: sign[match[1]], part)  # type: ignore[misc]
+            signed = _PLUS_MINUS.sub(lambda match, sign=sign: sign[match[1]], part)
             items.append(read(re.sub(r"(^|[=(\[{,;])\+", r"\1", signed)))
     return Items("", tuple(items), "")
 
@@ -233,8 +233,7 @@ def _same_ratio(left: Value, right: Value) -> bool | None:
         len(quotient) != 2
         or None in quotient
         or whole is None
-        or isinstance(ratio, Ratio)
-        and _TIME.fullmatch(ratio.text)
+        or (isinstance(ratio, Ratio) and _TIME.fullmatch(ratio.text))
     ):
         return False
     return compare_values(operation("div", *quotient), whole) is Verdict.SAME  # type: ignore[arg-type]

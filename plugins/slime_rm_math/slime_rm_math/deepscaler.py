@@ -1,4 +1,4 @@
-r"""`--reward deepscaler`: DeepScaleR's reward, the last \boxed{} behind the thinking, in the form the label asks for."""
+r"""`--reward deepscaler`: DeepScaleR's reward, the last \boxed{} behind the thinking, in the label's form."""
 
 from __future__ import annotations
 

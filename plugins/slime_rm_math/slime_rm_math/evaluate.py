@@ -1,4 +1,4 @@
-"""Trees evaluated at a point: exactly as fractions while that is cheap, else to a hundred digits; never at any price."""
+"""Trees evaluated at a point: as exact fractions while that is cheap, else to a hundred digits; never at any price."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ class _Evaluator:
             return None
         if name == "div" and parts[1] == 0:
             raise Undefined("division by zero")
-        return _EXACT[name](*parts)
+        result: Fraction | None = _EXACT[name](*parts)
+        return result
 
     def inexact(self, name: str, values: list[Any], parts: list[Any]) -> Any:
         mp, first = self.mp, values[0]
@@ -127,7 +128,7 @@ class _Evaluator:
         return function(first)
 
     def power(self, base: Any, exponent: Any, exact_exponent: Any) -> Any:
-        """Real roots of odd degree of negative numbers are negative, as at school; their principal roots are complex."""
+        """Roots of odd degree of negative numbers are real, as at school; the principal ones would be complex."""
         mp = self.mp
         if base == 0:
             if mp.re(exponent) <= 0:

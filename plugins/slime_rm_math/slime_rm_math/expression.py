@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from slime_rm_math.tokens import FUNCTIONS, GREEK, INVERSES, Token, TooLarge, Unparsable, tokenize
 
-MAX_DEPTH = 40
+MAX_DEPTH = 80
 
 CONSTANTS = {"e": "e", "i": "i", r"\pi": "pi", r"\infty": "infinity", r"\imath": "i", r"\mathrm{i}": "i"}
 _BRACKETS = {"(": ")", "{": "}", "[": "]", "|": "|", r"\{": r"\}", r"\|": r"\|"}
@@ -91,11 +91,9 @@ class _Parser:
         return self.take() if self.peek() in wanted and self.peek() else ""
 
     def sum(self) -> Node:
-        self.deepen()
         total = self.product()
         while sign := self.skip("+", "-"):
             total = operation("add" if sign == "+" else "sub", total, self.product())
-        self.depth -= 1
         return total
 
     def deepen(self) -> None:
@@ -157,7 +155,12 @@ class _Parser:
         return result
 
     def atom(self) -> Node:
-        token = self.take()
+        self.deepen()
+        result = self.starting_with(self.take())
+        self.depth -= 1
+        return result
+
+    def starting_with(self, token: Token) -> Node:
         if token[0].isdigit() or token[0] == ".":
             return number(Fraction(token))
         if token in _BRACKETS:
@@ -231,11 +234,9 @@ class _Parser:
         if name == "log" and base is None and self.skip("_"):
             base = self.atom()
         argument = self.argument()
-        if name in ("log", "lg"):
-            # without a base it is the common one in school notation
-            result = operation("log", argument, base or number(10))
-        else:
-            result = operation(name, argument)
+        # without a base `log` is the common one in school notation
+        parts = (argument, base or number(10)) if name in ("log", "lg") else (argument,)
+        result = operation("log" if name == "lg" else name, *parts)
         return operation("pow", result, exponent) if exponent else result
 
     def signed_atom(self) -> Node:

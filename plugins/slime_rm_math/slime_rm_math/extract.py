@@ -10,7 +10,6 @@ from typing import Any
 from slime_rm_math.prose import answer_in_prose
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-BOX_START = re.compile(r"\\(?:boxed|fbox)")
 JOINING = re.compile(r"\b(?:and|or)\b|[,;]")
 MAX_CHAIN = 16
 CLOSE_BY, NEAR_BY = 10, 70
@@ -36,13 +35,14 @@ def last_boxed(response: str) -> str | None:
 
 
 def boxed_answers(response: str) -> list[str]:
-    r"""The last box's content; after it, where boxes are strung together (`\boxed{1} and \boxed{2}`), all of them joined."""
+    r"""The last box's content; then, where boxes form a chain (`\boxed{1} and \boxed{2}`), all of them joined."""
     boxes = _boxes(response)
     if not boxes:
         return []
     chain = boxes[:1]
     for start, close in boxes[1:]:
-        if not _continues(response[close + 1 : BOX_START.search(response, close + 1).start()]):  # type: ignore[union-attr]
+        between, _, _ = response[close + 1 : chain[-1][0]].rpartition("\\")
+        if not _continues(between):
             break
         chain.append((start, close))
     contents = list(dict.fromkeys(response[start:close].strip() for start, close in reversed(chain)))

@@ -36,7 +36,7 @@ def configure(args: argparse.Namespace) -> None:
 def reward(args: argparse.Namespace, sample: Sample) -> float:
     """Return 0.0 up to the free tokens, then a straight line to -1.0 at the most tokens."""
     free = args.length_penalty_free_tokens
-    share = (sample.response_length - free) / (max_tokens(args) - free)
+    share: float = (sample.response_length - free) / (max_tokens(args) - free)
     return -min(1.0, max(0.0, share))
 
 

@@ -39,7 +39,7 @@ class Number(NamedTuple):
 
 
 def parse_number(text: str) -> Number | None:
-    r"""Read `-1,234.5`, `1/2`, `\frac{1}{2}`, `3\frac{1}{2}`, `0.1\overline{6}`, all maybe with `%`, `1.5*10^3`, `1e-3`.
+    r"""Read `-1,234.5`, `1/2`, `\frac{1}{2}`, `3\frac{1}{2}`, `0.1\overline{6}`, maybe with `%`, `1.5*10^3`, `1e-3`.
 
     Returns None for anything else, division by zero included.
     """

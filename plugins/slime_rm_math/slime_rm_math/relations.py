@@ -85,7 +85,8 @@ def _same_equations(answer: Relation, label: Relation, same: Same) -> bool | Non
     names = answer.texts[0], label.texts[0]
     both_name = is_name(names[0]) and is_name(names[1])
     if both_name and (names[0] == names[1] or _heads(names)):
-        if (verdict := same(answer.sides[-1], label.sides[-1])) is not False or _explicit(answer) and _explicit(label):
+        verdict = same(answer.sides[-1], label.sides[-1])
+        if verdict is not False or (_explicit(answer) and _explicit(label)):
             return verdict
     elif len(answer.sides) == len(label.sides) == 2 and all(
         same(a, b) for a, b in zip(answer.sides, reversed(label.sides), strict=True)

@@ -69,7 +69,7 @@ _CHARACTERS: dict[str, str] = {
     },
 }
 _TABLE = str.maketrans(_CHARACTERS)
-_STYLES = "text|textbf|textit|textrm|textnormal|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname"
+_STYLES = "text(?:bf|it|rm|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|boldsymbol|bm|operatorname"
 _TEXT = rf"\\(?:{_STYLES})\*?\s*\{{([^{{}}]*)\}}"
 _END = r"(?![a-zA-Z])"
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
-MAX_CHARACTERS = 400
+MAX_CHARACTERS = 1200
 """Longer texts are compared by spelling only."""
 
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh coth sech csch ln log lg exp arcsin arccos arctan arccot arcsec arccsc".split()
-)
-INVERSES = {f"{name}": f"arc{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
+_HYPERBOLIC = ("sinh", "cosh", "tanh", "coth", "sech", "csch")
+INVERSES = {name: f"arc{name}" for name in _TRIGONOMETRIC}
+FUNCTIONS = frozenset({*_TRIGONOMETRIC, *_HYPERBOLIC, *INVERSES.values(), "ln", "log", "lg", "exp"})
 GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi varphi chi "
-    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell".split()
+    {
+        *("alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "kappa"),
+        *("lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "ell"),
+        *("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega"),
+    }
 )
 
 Token: TypeAlias = str
