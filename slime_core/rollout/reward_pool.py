@@ -43,11 +43,19 @@ class Job:
     """One call of a grader. After a retry two workers may hold it; the first reply counts."""
 
     number: int
-    kind: tuple[str, str]
-    pickled: bytes
+    hook: str
+    reference: str
+    subject: dict[str, Any]
     outcome: asyncio.Future[Any]
+    pickled: bytes = b""
+    """The call as it is sent, made when it is sent: a thousand samples that finish at once are not pickled at once."""
     waiting: bool = True
     """Whether it is in the pool's queue."""
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Calls of one kind take about the same time."""
+        return self.hook, self.reference
 
 
 class RewardPool:
@@ -83,12 +91,8 @@ class RewardPool:
         """
         if self._broken is not None:
             raise RewardFailure(self._broken)
-        try:
-            pickled = pickle.dumps((hook, reference, subject), pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            raise RewardFailure(f"cannot be sent the sample: {reason_of(error)}") from error
         self._num_jobs += 1
-        job = Job(self._num_jobs, (hook, reference), pickled, self._loop.create_future())
+        job = Job(self._num_jobs, hook, reference, subject, self._loop.create_future())
         self._waiting.append(job)
         self._dispatch_soon()
         return await job.outcome
@@ -221,14 +225,16 @@ class RewardPool:
         seconds, size = 0.0, 0
         while self._waiting and len(batch) < min(share, MAX_BATCH_JOBS):
             job = self._waiting[0]
+            if job.outcome.done() or not _pickled(job):
+                self._waiting.popleft()
+                continue
             seconds += self._seconds.get(job.kind, BATCH_S / 4)
             size += len(job.pickled)
             if batch and (seconds > BATCH_S or size > MAX_BATCH_BYTES):
                 break
             self._waiting.popleft()
             job.waiting = False
-            if not job.outcome.done():
-                batch.append(job)
+            batch.append(job)
         return batch
 
     def _tick(self) -> None:
@@ -251,6 +257,17 @@ class RewardPool:
         """False at first sight: after a stall of the loop the reply may have come, and only wait to be read."""
         suspected, worker.suspected_at = worker.suspected_at, worker.num_replies
         return suspected == worker.num_replies
+
+
+def _pickled(job: Job) -> bool:
+    """Whether the call could be made ready to be sent; if not, it has failed."""
+    if not job.pickled:
+        try:
+            job.pickled = pickle.dumps((job.hook, job.reference, job.subject), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            _settle(job, None, f"cannot be sent the sample: {reason_of(error)}")
+            return False
+    return True
 
 
 def _settle(job: Job, result: Any, failure: str | None) -> None:
