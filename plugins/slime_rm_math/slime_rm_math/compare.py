@@ -34,11 +34,15 @@ from slime_rm_math.units import exclude
 __all__ = ["same_answer"]
 
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
-_WORD = re.compile(r"(?<![\\a-z])[a-z]{3,}")
+_WORD = re.compile(r"(?<![\\a-z])(?:[a-z]{3,}|no$)")
 """Something to compare without regard to case; letters alone are names."""
 
 _TIME = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
-_CHOICE = re.compile(r"\(?([a-j])\)(?:[.:]? +(?P<rest>.+))?|([a-j])[.:] *(?P<more>.+)")
+_CHOICE = re.compile(
+    r"(?:option|choice) \(?(?P<named>[a-j])\)?"
+    r"|\(?(?P<bracketed>[a-j])\)(?:[.:]? +(?P<rest>.+))?"
+    r"|(?P<dotted>[a-j])[.:] *(?P<more>.+)"
+)
 """An option letter, perhaps with what the option says, in `Spelled.words`."""
 
 
@@ -101,8 +105,10 @@ def _option(spelled: Spelled) -> tuple[str, str] | None:
     if len(spelled.text) == 1 and "A" <= spelled.text <= "J":
         return spelled.text, ""
     match = _CHOICE.fullmatch(spelled.words)
+    if match and match["named"]:
+        return match["named"].upper(), ""
     if match and (match["rest"] or match["more"]):
-        return (match[1] or match[3]).upper(), match["rest"] or match["more"]
+        return (match["bracketed"] or match["dotted"]).upper(), match["rest"] or match["more"]
     return "", ""
 
 

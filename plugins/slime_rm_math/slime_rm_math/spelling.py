@@ -26,6 +26,7 @@ _CHARACTERS: dict[str, str] = {
     "\uff09": ")",
     "\u3002": ".",
     "\u066b": ".",
+    "\uff05": "%",
     "\u00b0": r"^\circ ",
     "\u221e": r"\infty ",
     "\u03c0": r"\pi ",
@@ -83,6 +84,15 @@ _LATEX = [
         ),
         (rf"\\(?:left|right|middle){_END}\s*\.?(?=$|[^0-9a-zA-Z])", ""),
         (rf"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm){_END}|\\!\s*", ""),
+        (r"^\s*(?:\*\*|`)(.+?)(?:\*\*|`)\s*$", r"\1"),
+        (r"^\s*(?:about|approximately|approx\.?|roughly)\s+", ""),
+        (
+            r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|uline)(?=\s*\{)|\\(?:blacksquare|square|qed|checkmark)(?![a-zA-Z])",
+            "",
+        ),
+        (r"\\[cdl]?dots[bcmoi]?(?![a-zA-Z])", r"\\ldots "),
+        (r"\s*\(\s*([a-z]\s*\\in(?![a-zA-Z])[^()]*)\)\s*$", r", \1"),
+        (r"\\+\s*$", ""),
         (r"^\\(?:boxed|fbox)\s*\{(.*)\}$", r"\1"),
         (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|\\([RZNQC])(?![a-zA-Z])", r"\\mathbb{\1\2}"),
@@ -143,10 +153,14 @@ _TIDY = [
     ]
 ]
 _TEXT_MACRO = re.compile(_TEXT)
-_TEXT_UNIT = re.compile(rf"(?<=[\d}})%\]!])\s*{_TEXT}(\^\{{?\s*[-\d]+\s*\}}?)?(?:\s*/\s*{_TEXT})?[\s.]*$")
+_UPRIGHT = r"\\(?:text(?:bf|it|rm|normal|sf)?|mbox|hbox|mathrm|operatorname)\s*\{([^{}]*)\}"
+_POWER = r"(\^\{?\s*[-\d]+\s*\}?)?"
+_TEXT_UNIT = re.compile(
+    rf"(?:(?<=[\d}})%\]!])|(?<=\\pi)|(?<=\\pi ))\s*{_UPRIGHT}{_POWER}(?:\s*/\s*{_UPRIGHT}{_POWER})?[\s.]*$"
+)
 _WORD_UNIT = re.compile(
     r"(?<=[\d%})])\s*(?<![\\a-zA-Z])((?:(?:square|cubic|sq\.?|cu\.?)\s+)?[a-zA-Z]{3,}(?:[ -][a-zA-Z]+){0,3}"
-    r"|[cmk]m|kg|ft|mi|lb|oz|ml|yd|hr|km/h|m/s|mph|in\.)(\^\{?[23]\}?)?[\s.]*$"
+    r"|[cmk]m|kg|ft|mi|lb|oz|ml|yd|hr|km/h|m/s|mph|in\.?|[AaPp]\.?[Mm]\.?)(\^\{?[23]\}?)?[\s.]*$"
 )
 _LETTER_UNIT = re.compile(r"(?<=\d)\s+([mgsLhN])(\^\{?[23]\}?)?[\s.]*$")
 _CURRENCY = re.compile(r"^(-?)\s*(?:\\\$|\\text\s*\{\s*(?:\\?\$|euro|pound|Rs\.?|USD)\s*\}|Rs\.?(?=\s*\d))\s*")
@@ -175,6 +189,8 @@ def respell(answer: str) -> Spelled:
         text = _DOUBLED.sub(r"\\", text)
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
+    if whole := _TEXT_MACRO.fullmatch(text.strip()):
+        text = whole[1]
     text, currency = _split_currency(text.strip())
     text, unit = _split_unit(text)
     words = _plain_words(text)
@@ -206,8 +222,9 @@ def _split_unit(text: str) -> tuple[str, str]:
     if word.split(" ")[0].lower() in ("and", "or"):
         return text, ""
     power = re.sub(r"[^-\d]", "", match[2] or "")
-    over = match[3] if match.re is _TEXT_UNIT and match[3] else ""
-    unit = unit_name(word, power) + (f"/{unit_name(over, '')}" if over else "")
+    unit = unit_name(word, power)
+    if match.re is _TEXT_UNIT and match[3]:
+        unit += f"/{unit_name(match[3], re.sub(r'[^-0-9]', '', match[4] or ''))}"
     return text[: match.start()].rstrip(), unit
 
 

@@ -112,13 +112,14 @@ _MATRIX = re.compile(
     r"[(\[]?\\begin\{(?:[bpBvV]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{([bpBvV]?)(?:matrix|smallmatrix|array)\}[)\]]?",
     re.DOTALL,
 )
+_SET_BUILDER = re.compile(r"(?P<name>[a-z])(?:\\in ?\\mathbb\{R\})?[|:](?=[^|:]*(?P=name))([^|:]+)")
 _SEPARATOR = re.compile(r"[,;]")
 _COLON = re.compile(r":")
 _BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{(\d{1,2})\}|(\d{1,2}))")
 _WORD = re.compile(r"[^\W\d_]{3,}(?![a-zA-Z(])")
 _MATHEMATICAL = re.compile(r"[\\^_=+*/<>|!\d]")
 _OPENING = {"(": ")", "[": "]", "{": "}"}
-_NAME_PART = r"\\?[a-zA-Z]+'*(?:_(?:\{[^{}]*\}|\w))?'*(?:\(-?[\w.,;/ \\{}]*\))?"
+_NAME_PART = r"\\?[a-zA-Z]+'*(?:_(?:\{[^{}]*\}|\w))?'*(?:\^\{?-1\}?)?(?:\(-?[\w.,;/ \\{}]*\))?"
 _PLAIN_NAME = re.compile(rf"(?:(?>{_NAME_PART})|[{{}}()|:,; ])++")
 
 
@@ -251,6 +252,8 @@ def _bracketed(text: str, depth: int) -> Value | None:
 def _set(inner: str, depth: int) -> Value | None:
     if inner == "":
         return Sets("empty", ())
+    if built := _SET_BUILDER.fullmatch(inner):
+        return read(built[2], depth + 1)
     split = split_outside(inner, _SEPARATOR)
     if split is None or len(split) > 2 * MAX_ITEMS or "|" in inner or ":" in inner:
         return Unread(inner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _SPELLINGS = {
     "mm": "mm millimeter millimetre",
     "cm": "cm centimeter centimetre",
@@ -43,6 +45,8 @@ _SPELLINGS = {
     "j": "joule",
     "w": "watt",
     "v": "volt",
+    "am": "am",
+    "pm": "pm",
 }
 _NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
@@ -50,7 +54,7 @@ _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
 def unit_name(word: str, power: str) -> str:
     """`centimeters`, `sq cm` with power `2` or `square centimetres` -> `cm` or `cm2`; other words stay as they are."""
-    words = word.lower().replace(".", " ").split()
+    words = re.sub(r"\b([ap])\.m\.?", r"\1m", word.lower()).replace(".", " ").split()
     if len(words) > 1 and words[0] in _POWERS:
         power = power or _POWERS[words[0]]
         words = words[1:]
