@@ -186,10 +186,9 @@ def trl_settings(case: Case) -> dict[str, Any]:
 
 def grade(response: str, label: str) -> float:
     """What the math plugin gives a response."""
-    from slime_rm_math import accepted_answers, last_boxed, same_answer
+    from slime_rm_math import is_right
 
-    answer = last_boxed(response)
-    return float(answer is not None and any(same_answer(answer, one) for one in accepted_answers(label)))
+    return float(is_right(response, label))
 
 
 # --- both sides, in turns ---------------------------------------------------------------------------------------------

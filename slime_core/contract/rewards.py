@@ -14,7 +14,7 @@ from slime_core.rollout.tally import Tally
 from slime_core.score.grading import NoEngine
 from slime_core.types import Group, Sample, Status
 
-ENDED_BY_CORE = ("took longer than", "died", "MemoryError")
+ENDED_BY_CORE = ("took longer than", "its worker process", "MemoryError")
 """Parts of a failure by which the worker pool, not the plugin, gave up."""
 SHOWN_CHARACTERS = 60
 

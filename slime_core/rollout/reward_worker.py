@@ -1,42 +1,107 @@
-"""Runs in a reward worker process: loads the plugins by name and grades what it is sent."""
+"""Runs in a reward worker process: loads the plugins by name and grades what it is sent, one sample after the other."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import pickle
 import resource
 import signal
+import socket
 import sys
+import time
 from collections.abc import Sequence
-from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
+from slime_core.errors import SlimeError
 from slime_core.options import Options
 from slime_core.plugins import Plugins, load_plugins
 
 PR_SET_PDEATHSIG = 1
-_prepared: ContextVar[tuple[Options, Plugins]] = ContextVar("prepared")
+MAX_REASON = 500
+"""Characters of a failure's text that are kept: an exception may quote the whole answer."""
+
+HEADER_BYTES = 4
+"""A message is its length, little endian, and a pickle: towards a worker a list of `(number, pickled Call)`."""
 
 
-def start(args: Options, references: Sequence[str], memory_bytes: int) -> None:
-    """Prepare the process: a memory limit, no life after the parent's, the plugins loaded."""
+class Call(NamedTuple):
+    """One thing to grade."""
+
+    hook: str
+    reference: str
+    subject: dict[str, Any]
+
+
+class Reply(NamedTuple):
+    """What became of one call; number -1 says that the worker is ready, or why it could not start."""
+
+    number: int
+    result: Any = None
+    failure: str | None = None
+    seconds: float = 0.0
+    retires: bool = False
+    """Whether the process ends now, before the calls that it still holds."""
+
+
+def serve(connection: socket.socket, args: Options, references: Sequence[str], memory_bytes: int) -> None:
+    """Prepare the process, then answer every call, in order, until the connection ends."""
+    os.setsid()  # what a grader starts is killed with it
     _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to handle
     with contextlib.suppress(ValueError, OSError):  # macOS refuses an address-space limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    _prepared.set((args, load_plugins(args, references)))
-
-
-def ready() -> None:
-    """Do nothing; a pool starts its processes with the first task."""
-
-
-def grade(hook: str, reference: str, subject: dict[str, Any]) -> tuple[Any, str | None]:
-    """The plugin's result and None, or None and why it failed: its exception types need not exist in the parent."""
-    args, plugins = _prepared.get()
     try:
-        return plugins.bind(hook, reference)(args=args, engine=None, **subject), None
+        plugins = load_plugins(args, references)
     except (Exception, SystemExit) as error:
-        return None, f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, SlimeError) else reason_of(error)
+        _send(connection, Reply(-1, failure=text))
+        return
+    _send(connection, Reply(-1))
+    with connection.makefile("rb") as incoming:
+        while header := incoming.read(HEADER_BYTES):
+            calls: list[tuple[int, bytes]] = pickle.loads(incoming.read(int.from_bytes(header, "little")))
+            for number, pickled in calls:
+                reply = answer(args, plugins, number, pickled)
+                _send(connection, reply)
+                if reply.retires:
+                    return
+
+
+def answer(args: Options, plugins: Plugins, number: int, pickled: bytes) -> Reply:
+    """Grade one call. The exception types of a plugin need not exist in the parent, so their text travels."""
+    started = time.perf_counter()
+    result, failure, retires = None, None, False
+    try:
+        call = Call(*pickle.loads(pickled))
+        result = plugins.bind(call.hook, call.reference)(args=args, engine=None, **call.subject)
+        pickle.dumps(result)
+    except MemoryError as error:
+        # what filled the memory may still be referenced, and fail every later call
+        result, failure, retires = None, reason_of(error), True
+    except (Exception, SystemExit) as error:
+        result, failure = None, reason_of(error)
+    return Reply(number, result, failure, time.perf_counter() - started, retires)
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception as text, of bounded length."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+
+
+def framed(message: Any) -> bytes:
+    """A message as it goes over the connection."""
+    pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(pickled).to_bytes(HEADER_BYTES, "little") + pickled
+
+
+def _send(connection: socket.socket, reply: Reply) -> None:
+    connection.sendall(framed(tuple(reply)))
 
 
 def _die_with_parent() -> None:

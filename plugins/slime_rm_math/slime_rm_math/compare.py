@@ -1,99 +1,371 @@
-"""Whether two answers are the same: as strings, as numbers, item by item, as expressions; the cheapest that decides."""
+"""Whether two answers are the same: as strings, as numbers, by structure and value, and last by a full parser."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from fractions import Fraction
+from functools import lru_cache
 
-from slime_rm_math.number import parse_number
-from slime_rm_math.spelling import respell
-from slime_rm_math.symbolic import same_value
+from slime_rm_math.expression import Node, number, operation, parse
+from slime_rm_math.full_parser import full_parser_agrees
+from slime_rm_math.identity import Verdict, compare_values, rounds_to, symbols
+from slime_rm_math.number import Number, decimal_comma
+from slime_rm_math.prose import answer_in_prose
+from slime_rm_math.relations import as_intervals, same_relation
+from slime_rm_math.spelling import Spelled, respell
+from slime_rm_math.structure import (
+    MAX_LENGTH,
+    Based,
+    Expression,
+    Items,
+    Matrix,
+    Ratio,
+    Relation,
+    Sets,
+    Unread,
+    Value,
+    Words,
+    as_node,
+    read,
+)
+from slime_rm_math.tokens import TooLarge, Unparsable
+from slime_rm_math.units import exclude
 
-MAX_LENGTH = 2000
-"""Longer texts, in characters, are equal only as they are."""
+__all__ = ["same_answer"]
 
-MAX_ITEMS = 16
-"""Longer lists are compared by spelling only; every pair of items may cost a symbolic comparison."""
+_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
+_WORD = re.compile(r"(?<![\\a-z])(?:[a-z]{3,}|no$)")
+"""Something to compare without regard to case; letters alone are names."""
 
-CLOSERS = {"(": ")]", "[": "])", r"\{": (r"\}",)}
+_TIME = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
+_CHOICE = re.compile(
+    r"(?:option|choice) \(?(?P<named>[a-j])\)?"
+    r"|\(?(?P<bracketed>[a-j])\)(?:[.:]? +(?P<rest>.+))?"
+    r"|(?P<dotted>[a-j])[.:] *(?P<more>.+)"
+)
+"""An option letter, perhaps with what the option says, in `Spelled.words`."""
 
 
 def same_answer(answer: str, label: str) -> bool:
     """Whether the answer is the label, however the two are written."""
     if answer == label:
-        return answer != ""
-    left, right = parse_number(answer), parse_number(label)
-    if left is not None and right is not None:
-        return left.equals(right)
+        return answer.strip() != ""
+    return _same_answer(answer, label)
+
+
+@lru_cache(maxsize=4096)
+def _same_answer(answer: str, label: str) -> bool:
     if len(answer) > MAX_LENGTH or len(label) > MAX_LENGTH:
+        return _same_long(answer, label)
+    verdict = _same_spelled(respell(answer), respell(label))
+    if verdict:
+        return True
+    inside, stated = answer_in_prose(answer), answer_in_prose(label)
+    if inside is not None or stated is not None:
+        return _same_answer(answer if inside is None else inside, label if stated is None else stated)
+    return verdict is None and full_parser_agrees(answer, label)
+
+
+def _same_long(answer: str, label: str) -> bool:
+    """Texts too long to be an answer agree in what they state, if each states something."""
+    sides = [answer_in_prose(text) if len(text) > MAX_LENGTH else text for text in (answer, label)]
+    return sides[0] is not None and sides[1] is not None and _same_answer(sides[0], sides[1])
+
+
+def _same_spelled(answer: Spelled, label: Spelled) -> bool | None:
+    """None where only a full parser can tell."""
+    if not answer.text or not label.text:
+        return bool(answer.words and answer.words == label.words)
+    if exclude(answer.unit, label.unit):
         return False
-    spelled, truth = respell(answer), respell(label)
-    return spelled.agrees_with(truth) and _same_text(spelled.text, truth.text)
+    if answer.text == label.text or (answer.words == label.words and _WORD.search(answer.words)):
+        return True
+    chosen = _same_choice(answer, label)
+    if chosen is not None:
+        return chosen
+    try:
+        return _same_text(answer.text, label.text)
+    except TooLarge:
+        return False
 
 
-def _same_text(left: str, right: str) -> bool:
+def _same_choice(answer: Spelled, label: Spelled) -> bool | None:
+    """For multiple choice: `B`, `(B)`, `B. 12` and `(B) 12` agree; None where neither side names an option."""
+    left, right = _option(answer), _option(label)
+    if left is None or right is None:
+        return None
+    (letter, text), (other, said) = left, right
+    if letter and other:
+        return letter == other
+    told = (text, label) if letter else (said, answer)
+    return _same_text(respell(told[0]).text, told[1].text) if told[0] else None
+
+
+def _option(spelled: Spelled) -> tuple[str, str] | None:
+    if len(spelled.text) == 1 and "A" <= spelled.text <= "J":
+        return spelled.text, ""
+    match = _CHOICE.fullmatch(spelled.words)
+    if match and match["named"]:
+        return match["named"].upper(), ""
+    if match and (match["rest"] or match["more"]):
+        return (match["bracketed"] or match["dotted"]).upper(), match["rest"] or match["more"]
+    return "", ""
+
+
+def _same_text(left: str, right: str) -> bool | None:
     if not left or not right:
         return False
     if left == right:
         return True
-    left_number, right_number = parse_number(left), parse_number(right)
-    if left_number is not None and right_number is not None:
-        return left_number.equals(right_number)
-    left_items, right_items = split_items(left), split_items(right)
-    if left_items is None and right_items is None:
-        return same_value(left, right)
-    return left_items is not None and right_items is not None and _same_items(left_items, right_items)
+    if _PLUS_MINUS.search(left) or _PLUS_MINUS.search(right):
+        return _same_value(_expanded(left), _expanded(right))
+    first, second = read(left), read(right)
+    if isinstance(first, Items) != isinstance(second, Items):
+        # `2,74` is a list of two, or a decimal as half the world writes it
+        first, second = _with_comma(left, first, second), _with_comma(right, second, first)
+    return _same_value(first, second)
 
 
-class Items(NamedTuple):
-    """A tuple, an interval, a set or a bare list; `opening` and `closing` are its brackets, empty for a bare list."""
-
-    opening: str
-    items: list[str]
-    closing: str
-
-    @property
-    def ordered(self) -> bool:
-        """Tuples and intervals are; sets and bare lists are not."""
-        return self.opening in ("(", "[")
+def _with_comma(text: str, value: Value, other: Value) -> Value:
+    if isinstance(value, Items) and isinstance(other, Number):
+        return decimal_comma(text) or value
+    return value
 
 
-def split_items(text: str) -> Items | None:
-    r"""Split `(1,2)`, `[0,1)`, `\{1,2\}` or `1,2` at its outer commas; None when there is none, or too many."""
-    opening = next((bracket for bracket in CLOSERS if text.startswith(bracket)), "")
-    closing = next((bracket for bracket in CLOSERS.get(opening, ()) if text.endswith(bracket)), "")
-    if not closing:
-        opening = ""
-    items = _outer_items(text[len(opening) : len(text) - len(closing)])
-    if items is None and opening:
-        opening, closing, items = "", "", _outer_items(text)
-    return Items(opening, items, closing) if items is not None and 2 <= len(items) <= MAX_ITEMS else None
+def _expanded(text: str) -> Value:
+    r"""Both signs of `\pm` as a list, those of other items among it; a set when the text was one."""
+    value = read(text) if not _PLUS_MINUS.search(text) else None
+    if value is not None:
+        return value
+    if text.startswith(r"\{") and text.endswith(r"\}"):
+        text = text[2:-2]
+    signs = [{"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"}]
+    items: list[Value] = []
+    for part in re.split(r"[,;](?![^(]*\))", text):
+        for sign in signs if _PLUS_MINUS.search(part) else signs[:1]:
+            signed = _PLUS_MINUS.sub(lambda match, sign=sign: sign[match[1]], part)
+            items.append(read(re.sub(r"(^|[=(\[{,;])\+", r"\1", signed)))
+    return Items("", tuple(items), "")
 
 
-def _outer_items(text: str) -> list[str] | None:
-    """The parts between commas outside every bracket; None when the brackets do not balance."""
-    items, depth, start = [], 0, 0
-    for position, character in enumerate(text):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-            if depth < 0:
-                return None
-        elif character in ",;" and depth == 0:
-            items.append(text[start:position])
-            start = position + 1
-    return [*items, text[start:]] if depth == 0 else None
+def _same_value(left: Value, right: Value) -> bool | None:
+    """Whether two structures agree; `left` is the answer."""
+    if left == right:
+        return True
+    if isinstance(left, Relation) or isinstance(right, Relation):
+        return same_relation(left, right, _same_value)
+    if isinstance(left, Number) and isinstance(right, Number):
+        return left.equals(right) or _rounded_fraction(left, right) or _rounded_fraction(right, left)
+    if isinstance(left, Unread) or isinstance(right, Unread):
+        return _same_unread(left, right)
+    if isinstance(left, Ratio) or isinstance(right, Ratio):
+        return _same_ratio(left, right)
+    if isinstance(left, Based) or isinstance(right, Based):
+        return _same_based(left, right)
+    if isinstance(left, Matrix) or isinstance(right, Matrix):
+        return _same_matrix(left, right)
+    if isinstance(left, Sets) or isinstance(right, Sets):
+        return _same_sets(left, right)
+    if isinstance(left, Items) or isinstance(right, Items):
+        return _same_items(left, right)
+    return _same_scalar(left, right)
 
 
-def _same_items(left: Items, right: Items) -> bool:
-    if (left.opening, left.closing) != (right.opening, right.closing) or len(left.items) != len(right.items):
+def _same_scalar(left: Value, right: Value) -> bool | None:
+    first, second = _node(left, right), _node(right, left)
+    if first is None or second is None:
         return False
-    if left.ordered:
-        return all(map(_same_text, left.items, right.items))
-    remaining = list(right.items)
-    for item in left.items:
-        match = next((other for other in remaining if _same_text(item, other)), None)
-        if match is None:
+    verdict = compare_values(first, second)
+    if verdict is Verdict.UNKNOWN:
+        return None if symbols(first) or symbols(second) else False
+    if verdict is Verdict.SAME:
+        return True
+    return _rounded(left, second) or _rounded(right, first) or _per_cent(left, right)
+
+
+def _node(value: Value, other: Value) -> Node | None:
+    """The tree; of three letters that may be a word, only against an expression."""
+    if isinstance(value, Words) and isinstance(other, Expression) and len(value.text) <= 3:
+        try:
+            return parse(" ".join(value.text))
+        except Unparsable:
+            return None
+    return as_node(value)
+
+
+def _rounded(decimal: Value, exact: Node) -> bool:
+    if not isinstance(decimal, Number) or decimal.places < 1 or decimal.percent:
+        return False
+    return rounds_to(exact, decimal.value, decimal.places)
+
+
+def _rounded_fraction(decimal: Number, fraction: Number) -> bool:
+    """`0.333333` stands for `1/3`, but not for `0.3333333`, which was written as a decimal itself."""
+    return fraction.places < 0 and not fraction.percent and _rounded(decimal, number(fraction.value))
+
+
+def _per_cent(left: Value, right: Value) -> bool:
+    r"""A percentage also equals the number whose unit, per cent, was left out."""
+    if isinstance(left, Number) and left.percent and isinstance(right, Expression):
+        return compare_values(number(left.value), right.node) is Verdict.SAME
+    return isinstance(right, Number) and right.percent and isinstance(left, Expression) and _per_cent(right, left)
+
+
+def _same_unread(left: Value, right: Value) -> bool | None:
+    sides = (left, right)
+    if any(isinstance(side, Unread) and side.too_large for side in sides) or any(isinstance(s, Words) for s in sides):
+        return False
+    return None
+
+
+def _same_ratio(left: Value, right: Value) -> bool | None:
+    """Ratios agree when one is a multiple of the other; times of day only as they are."""
+    if isinstance(left, Ratio) and isinstance(right, Ratio):
+        if _TIME.fullmatch(left.text) and _TIME.fullmatch(right.text):
+            return left.text.lstrip("0") == right.text.lstrip("0")
+        nodes = [[as_node(part) for part in side.parts] for side in (left, right)]
+        if len(nodes[0]) != len(nodes[1]):
             return False
+        if any(node is None for side in nodes for node in side):
+            return all(_same_value(a, b) for a, b in zip(left.parts, right.parts, strict=True))
+        crossed = [
+            compare_values(operation("mul", a, nodes[1][0]), operation("mul", b, nodes[0][0]))  # type: ignore[arg-type]
+            for a, b in zip(nodes[0][1:], nodes[1][1:], strict=True)
+        ]
+        return all(verdict is Verdict.SAME for verdict in crossed)
+    ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
+    quotient, whole = [as_node(part) for part in ratio.parts] if isinstance(ratio, Ratio) else [], as_node(other)
+    if (
+        len(quotient) != 2
+        or None in quotient
+        or whole is None
+        or (isinstance(ratio, Ratio) and _TIME.fullmatch(ratio.text))
+    ):
+        return False
+    return compare_values(operation("div", *quotient), whole) is Verdict.SAME  # type: ignore[arg-type]
+
+
+def _same_based(left: Value, right: Value) -> bool:
+    """Digits in a base equal those digits without one, or the same value in another base that is named."""
+    if isinstance(left, Based) and isinstance(right, Based):
+        try:
+            return int(left.digits, int(left.base)) == int(right.digits, int(right.base))
+        except ValueError:
+            return False
+    based, other = (left, right) if isinstance(left, Based) else (right, left)
+    if isinstance(based, Based) and isinstance(other, Number) and based.digits.isdigit():
+        return other == Number(Fraction(int(based.digits)), places=0)
+    return isinstance(based, Based) and isinstance(other, Words | Expression) and other.text.lower() == based.digits
+
+
+def _same_matrix(left: Value, right: Value) -> bool | None:
+    """Entry by entry; a column or a row of numbers is also the tuple of them."""
+    first, second = _rows(left), _rows(right)
+    if first is None or second is None or len(first) != len(second):
+        return _same_vector(left, right)
+    if any(len(a) != len(b) for a, b in zip(first, second, strict=True)):
+        return _same_vector(left, right)
+    return _all(
+        _same_value(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _rows(value: Value) -> tuple[tuple[Value, ...], ...] | None:
+    return value.rows if isinstance(value, Matrix) else None
+
+
+def _same_vector(left: Value, right: Value) -> bool | None:
+    if isinstance(left, Unread | Expression) or isinstance(right, Unread | Expression):
+        return None
+    first, second = _vector(left), _vector(right)
+    if first is None or second is None or len(first) != len(second):
+        return False
+    if isinstance(left, Matrix) and isinstance(right, Matrix):
+        return False
+    return _all(map(_same_value, first, second))
+
+
+def _vector(value: Value) -> tuple[Value, ...] | None:
+    if isinstance(value, Items) and value.opening in ("(", "["):
+        return value.items
+    if isinstance(value, Matrix) and len(value.rows) == 1:
+        return value.rows[0]
+    if isinstance(value, Matrix) and all(len(row) == 1 for row in value.rows):
+        return tuple(row[0] for row in value.rows)
+    return None
+
+
+def _same_sets(left: Value, right: Value) -> bool | None:
+    if isinstance(left, Words) or isinstance(right, Words):
+        return False
+    first, second = as_intervals(left) or left, as_intervals(right) or right
+    if isinstance(first, Sets) and isinstance(second, Sets):
+        if first.operator != second.operator:
+            return None
+        if len(first.parts) != len(second.parts):
+            return None
+        if first.operator == "setminus":
+            return _all(map(_same_value, first.parts, second.parts))
+        return _same_unordered(first.parts, second.parts)
+    if any(isinstance(side, Sets) and side.operator == "empty" for side in (first, second)):
+        return False
+    return None
+
+
+def _same_items(left: Value, right: Value) -> bool | None:
+    if not isinstance(left, Items) or not isinstance(right, Items):
+        items, other = (left, right) if isinstance(left, Items) else (right, left)
+        if isinstance(items, Items) and not items.ordered and len(items.items) == 1:
+            return _same_value(items.items[0], other)
+        return False if not isinstance(other, Unread) else None
+    if left.ordered and right.ordered:
+        if (left.opening, left.closing) != (right.opening, right.closing):
+            return False
+    elif left.ordered != right.ordered and r"\{" in (left.opening, right.opening):
+        return False
+    first, second = _named_apart(left.items), _named_apart(right.items)
+    if left.ordered or right.ordered:
+        return len(first) == len(second) and _all(map(_same_value, first, second))
+    if len(first) != len(second):
+        first, second = _distinct(first), _distinct(second)
+    return len(first) == len(second) and _same_unordered(first, second)
+
+
+def _named_apart(items: tuple[Value, ...]) -> tuple[Value, ...]:
+    """`x=1,2` names its first item only: without the name, where the others have none."""
+    first = items[0]
+    if (
+        isinstance(first, Relation)
+        and first.operators == ("=",)
+        and not any(isinstance(i, Relation) for i in items[1:])
+    ):
+        return (first.sides[1], *items[1:])
+    return items
+
+
+def _distinct(items: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Without repeated tuples; a number may be there twice as a double root."""
+    return tuple(item for n, item in enumerate(items) if not isinstance(item, Items) or item not in items[:n])
+
+
+def _same_unordered(left: tuple[Value, ...], right: tuple[Value, ...]) -> bool | None:
+    remaining = list(right)
+    unknown = False
+    for item in left:
+        verdicts = [(other, _same_value(item, other)) for other in remaining]
+        match = next((other for other, verdict in verdicts if verdict), None)
+        if match is None:
+            if not any(verdict is None for _, verdict in verdicts):
+                return False
+            unknown = True
+            continue
         remaining.remove(match)
-    return True
+    return None if unknown else True
+
+
+def _all(verdicts: object) -> bool | None:
+    """True when all are, False when one is, None when that stays open."""
+    found = list(verdicts)  # type: ignore[call-overload]
+    if False in found:
+        return False
+    return None if None in found else True

@@ -1,70 +1,84 @@
-"""A small parser from LaTeX or plain notation to SymPy, with a bound on the size of everything it builds.
+r"""A small parser from LaTeX or plain notation to a tree; nothing is evaluated here.
 
 sum      = product (("+" | "-") product)*
 product  = signed (("*" | "/" | nothing) signed)*
 signed   = ("+" | "-") signed | power
-power    = atom ("^" signed)?
-atom     = number | symbol | constant | function argument | fraction | root | bracketed sum
+power    = postfix ("^" signed)?
+postfix  = atom ("!" | "\%" | "^\circ")*
+atom     = number | symbol | constant | function argument | fraction | root | binomial | bracketed sum
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
 
-from slime_rm_math.tokens import FUNCTIONS, Token, Unparsable
+from slime_rm_math.tokens import FUNCTIONS, GREEK, INVERSES, Token, TooLarge, Unparsable, tokenize
 
-MAX_DEPTH = 24
-MAX_COST = 4096
-"""Largest size, in bits, that exact evaluation at a small rational point may reach."""
+MAX_DEPTH = 80
 
-MAX_EXPONENT_COST = 24
-"""The same bound for an exponent: what is in it grows the value exponentially."""
-
-SYMBOL_COST = 8
-"""Bits of a symbol's value."""
-
-SYMBOLIC_POWER = 64
-"""What a power with a symbol in its exponent is taken for."""
-
-_GREEK = frozenset(["alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "phi", "psi", "omega"])
-_BRACKETS = {"(": ")", "{": "}", "[": "]", "|": "|"}
-_STARTS = frozenset({"(", "{", "[", "\\frac", "\\sqrt"})
+CONSTANTS = {"e": "e", "i": "i", r"\pi": "pi", r"\infty": "infinity", r"\imath": "i", r"\mathrm{i}": "i"}
+_BRACKETS = {"(": ")", "{": "}", "[": "]", "|": "|", r"\{": r"\}", r"\|": r"\|"}
+_ROUNDED = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceil"), r"\lvert": (r"\rvert", "abs")}
+_STARTS = frozenset({"(", "{", "[", *_ROUNDED, r"\frac", r"\sqrt", r"\binom", r"\cbrt", r"\abs"})
+_STOPS = frozenset({r"\rfloor", r"\rceil", r"\rvert", r"\}", r"\%", r"\circ", r"\mod", r"\pmod", r"\bmod"})
 
 
-class Sized(NamedTuple):
-    """An expression and a bound on the bits of its value."""
+class Node(NamedTuple):
+    """A number (`value`), a symbol or constant (`name`), or an operation (`name`) on other nodes."""
 
-    value: Any
-    cost: int
+    kind: str
+    """number, symbol, constant or operation"""
+    name: str = ""
+    value: Fraction = Fraction(0)
+    parts: tuple[Node, ...] = ()
+
+    def walk(self) -> Iterator[Node]:
+        """Itself and everything below."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
 
 
-def parse(tokens: Sequence[Token]) -> Any:
-    """The SymPy expression of the tokens.
+def number(value: Fraction | int) -> Node:
+    """A number's node."""
+    return Node("number", value=Fraction(value))
+
+
+def operation(name: str, *parts: Node) -> Node:
+    """An operation's node."""
+    return Node("operation", name, parts=parts)
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Node:
+    """The tree of an expression, remembered because the samples of a group share a label and often an answer.
 
     Raises:
-        Unparsable: when they are no expression, or its size passes the bounds.
+        Unparsable: when it is no expression.
     """
-    parser = _Parser(tokens)
+    parser = _Parser(tokenize(text))
     result = parser.sum()
-    if parser.position < len(tokens):
-        raise Unparsable(f"unexpected {tokens[parser.position]!r}")
-    return result.value
+    if parser.position < len(parser.tokens):
+        raise Unparsable(f"unexpected {parser.peek()!r}")
+    return result
 
 
 class _Parser:
     """Recursive descent over a token list; a method a rule."""
 
     def __init__(self, tokens: Sequence[Token]):
-        import sympy
-
-        self.sympy: Any = sympy
         self.tokens = tokens
         self.position = 0
         self.depth = 0
+        self.bars = 0
+        """How many `|...|` are open: inside one, a bar closes it."""
 
-    def peek(self) -> Token:
-        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+    def peek(self, ahead: int = 0) -> Token:
+        index = self.position + ahead
+        return self.tokens[index] if index < len(self.tokens) else ""
 
     def take(self, *expected: Token) -> Token:
         token = self.peek()
@@ -76,159 +90,163 @@ class _Parser:
     def skip(self, *wanted: Token) -> Token:
         return self.take() if self.peek() in wanted and self.peek() else ""
 
-    def sum(self) -> Sized:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unparsable("nested too deeply")
+    def sum(self) -> Node:
         total = self.product()
         while sign := self.skip("+", "-"):
-            term = self.product()
-            total = _sized(total.value + term.value if sign == "+" else total.value - term.value, total, term)
-        self.depth -= 1
+            total = operation("add" if sign == "+" else "sub", total, self.product())
         return total
 
-    def product(self) -> Sized:
+    def deepen(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise TooLarge("nested too deeply")
+
+    def product(self) -> Node:
         result = self.signed()
         while True:
             if self.skip("/"):
-                result = self.divide(result, self.signed())
-            elif self.skip("*") or self.starts_atom():
-                factor = self.signed()
-                result = _sized(result.value * factor.value, result, factor)
+                result = operation("div", result, self.signed())
+            elif self.skip("*"):
+                result = operation("mul", result, self.signed())
+            elif self.starts_factor():
+                result = operation("mul", result, self.power())
             else:
                 return result
 
-    def starts_atom(self) -> bool:
+    def starts_factor(self) -> bool:
         """Whether a factor follows without a sign: `2x`, `3\\pi`, `x(x+1)`; never number after number."""
         token = self.peek()
         if token[:1].isdigit() or token.startswith("."):
-            return self.tokens[self.position - 1] in (")", "}", "]")
-        return token.isalpha() or token in _STARTS or (token.startswith("\\") and token[1:].isalpha())
+            return self.tokens[self.position - 1] in (")", "}", "]", r"\}", "!")
+        if token == "|":
+            return self.bars == 0
+        if token in _STOPS or not token:
+            return False
+        return token[0].isalpha() or token in _STARTS or (token.startswith("\\") and token[1:].isalpha())
 
-    def signed(self) -> Sized:
+    def signed(self) -> Node:
         negative = False
         while sign := self.skip("+", "-"):
             negative ^= sign == "-"
         result = self.power()
-        return Sized(-result.value, result.cost) if negative else result
+        return operation("neg", result) if negative else result
 
-    def power(self) -> Sized:
-        base = self.atom()
+    def power(self) -> Node:
+        base = self.postfix(self.atom())
         if not self.skip("^", "**"):
             return base
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unparsable("nested too deeply")
-        exponent = self.signed()
+        if self.skip(r"\circ") or (self.peek() == "{" and self.peek(1) == r"\circ" and self.peek(2) == "}"):
+            self.position += 3 if self.peek() == "{" else 0
+            return self.postfix(operation("degrees", base))
+        self.deepen()
+        exponent = self.exponent()
         self.depth -= 1
-        return self.raised(base, exponent)
+        return self.postfix(operation("pow", base, exponent))
 
-    def raised(self, base: Sized, exponent: Sized) -> Sized:
-        """A power whose size is bounded before SymPy, which multiplies integer powers out at once, sees it."""
-        if exponent.cost > MAX_EXPONENT_COST:
-            raise Unparsable("too large an exponent")
-        size = abs(exponent.value)
-        factor = int(size) + 1 if size.is_Rational else SYMBOLIC_POWER
-        cost = base.cost * factor
-        if cost > MAX_COST:
-            raise Unparsable("too large a power")
-        if base.value == 0 and not exponent.value.is_positive:
-            raise Unparsable("zero has no such power")
-        return Sized(base.value**exponent.value, cost)
+    def exponent(self) -> Node:
+        """In LaTeX one token without braces: `x^10` is still read as a whole number, as people mean it."""
+        return self.signed()
 
-    def divide(self, top: Sized, bottom: Sized) -> Sized:
-        if bottom.value == 0:
-            raise Unparsable("division by zero")
-        return _sized(top.value / bottom.value, top, bottom)
+    def postfix(self, result: Node) -> Node:
+        while token := self.skip("!", "!!", r"\%"):
+            if token == "!!":
+                raise Unparsable("a double factorial")
+            result = operation("div", result, number(100)) if token == r"\%" else operation("factorial", result)
+        return result
 
-    def atom(self) -> Sized:
-        token = self.take()
+    def atom(self) -> Node:
+        self.deepen()
+        result = self.starting_with(self.take())
+        self.depth -= 1
+        return result
+
+    def starting_with(self, token: Token) -> Node:
         if token[0].isdigit() or token[0] == ".":
-            return Sized(self.sympy.Rational(token), 4 * len(token))
+            return number(Fraction(token))
         if token in _BRACKETS:
-            inner = self.sum()
-            self.take(_BRACKETS[token])
-            return Sized(abs(inner.value), inner.cost) if token == "|" else inner
-        if token.isalpha():
+            return self.bracketed(token, _BRACKETS[token], "abs" if token in ("|", r"\|") else "")
+        if token in _ROUNDED:
+            return self.bracketed(token, *_ROUNDED[token])
+        if token[0].isalpha():
             return self.symbol(token)
-        return self.command(token.removeprefix("\\"))
+        if token.startswith("\\"):
+            return self.command(token)
+        raise Unparsable(f"unexpected {token!r}")
 
-    def symbol(self, name: str) -> Sized:
-        if name in ("e", "i"):
-            return Sized({"e": self.sympy.E, "i": self.sympy.I}[name], SYMBOL_COST)
+    def bracketed(self, opening: Token, closing: Token, name: str) -> Node:
+        bars = self.bars
+        self.bars = bars + 1 if opening == "|" else 0
+        inner = self.sum()
+        self.take(closing)
+        self.bars = bars
+        return operation(name, inner) if name else inner
+
+    def symbol(self, name: str) -> Node:
         if self.skip("_"):
-            closing = "}" if self.skip("{") else ""
-            name = f"{name}_{self.take()}"
-            if closing:
-                self.take(closing)
-        return Sized(self.sympy.Symbol(name), SYMBOL_COST)
+            if self.skip("{"):
+                name += "_"
+                while not self.skip("}"):
+                    name += self.take()
+            else:
+                name = f"{name}_{self.take()}"
+        elif name in CONSTANTS:
+            return Node("constant", CONSTANTS[name])
+        return Node("symbol", name)
 
-    def command(self, name: str) -> Sized:
-        if name == "pi":
-            return Sized(self.sympy.pi, SYMBOL_COST)
-        if name in _GREEK:
-            return self.symbol(name)
+    def command(self, token: Token) -> Node:
+        name = token[1:]
+        if token in CONSTANTS:
+            return Node("constant", CONSTANTS[token])
+        if name in GREEK:
+            return self.symbol(token)
         if name == "frac":
-            return self.divide(self.braced(), self.braced())
+            return operation("div", self.braced(), self.braced())
+        if name == "binom":
+            return operation("binomial", self.braced(), self.braced())
         if name == "sqrt":
             return self.root()
+        if name == "cbrt":
+            return operation("root", self.atom(), number(3))
+        if name == "abs":
+            return operation("abs", self.atom())
         if name in FUNCTIONS:
             return self.function(name)
-        raise Unparsable(f"the command {name!r}")
+        raise Unparsable(f"the command {token!r}")
 
-    def braced(self) -> Sized:
-        self.take("{")
-        inner = self.sum()
-        self.take("}")
-        return inner
+    def braced(self) -> Node:
+        return self.bracketed(self.take("{"), "}", "")
 
-    def root(self) -> Sized:
-        degree = Sized(self.sympy.Integer(2), SYMBOL_COST)
+    def root(self) -> Node:
+        degree = number(2)
         if self.skip("["):
             degree = self.sum()
             self.take("]")
-        radicand = self.atom()
-        if not (degree.value.is_Integer and 2 <= degree.value <= 16):
-            raise Unparsable("a root of such degree")
-        return Sized(radicand.value ** (1 / degree.value), radicand.cost)
+        return operation("root", self.atom(), degree)
 
-    def function(self, name: str) -> Sized:
+    def function(self, name: str) -> Node:
         exponent = base = None
+        if name in ("log", "lg") and self.skip("_"):
+            base = self.atom()
         if self.skip("^"):
-            exponent = self.atom()
-            if exponent.value == -1:
-                raise Unparsable("an inverse function by exponent")
-        if name == "log" and self.skip("_"):
+            exponent = self.signed_atom()
+            if exponent == operation("neg", number(1)) and name in INVERSES:
+                name, exponent = INVERSES[name], None
+        if name == "log" and base is None and self.skip("_"):
             base = self.atom()
         argument = self.argument()
-        if name == "exp":
-            result = self.raised(self.symbol("e"), argument)
-        else:
-            result = Sized(self.apply(name, argument, base), argument.cost + SYMBOL_COST)
-        return self.raised(result, exponent) if exponent else result
+        # without a base `log` is the common one in school notation
+        parts = (argument, base or number(10)) if name in ("log", "lg") else (argument,)
+        result = operation("log" if name == "lg" else name, *parts)
+        return operation("pow", result, exponent) if exponent else result
 
-    def argument(self) -> Sized:
+    def signed_atom(self) -> Node:
+        return operation("neg", self.atom()) if self.skip("-") else self.atom()
+
+    def argument(self) -> Node:
         """A bracketed argument, or the run of numbers, symbols and fractions behind the function's name."""
-        result = self.atom()
-        if self.tokens[self.position - 1] not in _BRACKETS.values():
-            while self.peek().isalpha() or self.peek() == "\\pi":
-                factor = self.atom()
-                result = _sized(result.value * factor.value, result, factor)
+        if self.peek() in ("(", "[") or self.peek() in _ROUNDED:
+            return self.postfix(self.atom())
+        result = self.power()
+        while self.peek() and (self.peek()[0].isalpha() or self.peek() == r"\pi" or self.peek()[1:] in GREEK):
+            result = operation("mul", result, self.power())
         return result
-
-    def apply(self, name: str, argument: Sized, base: Sized | None) -> Any:
-        if name in ("ln", "log") and (argument.value == 0 or (base and base.value in (0, 1))):
-            raise Unparsable("a logarithm that is not defined")
-        if name == "log":
-            # without a base it is the common one in school notation
-            return self.sympy.log(argument.value, base.value if base else 10)
-        function = getattr(self.sympy, {"ln": "log"}.get(name, name.replace("arc", "a")))
-        return function(argument.value)
-
-
-def _sized(value: Any, *parts: Sized) -> Sized:
-    """A sum or product, whose exact value is at most as long as its parts together."""
-    cost = sum(part.cost for part in parts)
-    if cost > MAX_COST:
-        raise Unparsable("too large")
-    return Sized(value, cost)

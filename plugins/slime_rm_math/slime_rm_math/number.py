@@ -9,23 +9,24 @@ from typing import NamedTuple
 MAX_DIGITS = 400
 """Longer texts are not read as numbers: a bound on the work, far above what an answer needs."""
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_DECIMAL = rf"(?:{_DIGITS}(?:\.\d+)?|\.\d+)"
-_POWER_OF_TEN = r"(?:[eE](?P<e>[-+]?\d{1,3})|(?:\*|\\times|\\cdot)10\^(?:\{(?P<power>[-+]?\d{1,3})\}|(?P<digit>\d)))"
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_POWER_OF_TEN = r"(?:[eE](?P<e>[-+]?\d{1,3})|\*10\^(?:\{(?P<power>[-+]?\d{1,3})\}|(?P<digit>\d)))"
 PLAIN = re.compile(rf"([-+]?)({_DECIMAL})(%?)", re.ASCII)
 SCIENTIFIC = re.compile(rf"(?P<value>[-+]?{_DECIMAL}){_POWER_OF_TEN}", re.ASCII)
 SLASHED = re.compile(rf"([-+]?{_DECIMAL})/([-+]?{_DECIMAL})(%?)", re.ASCII)
-FRACTION = re.compile(
-    rf"([-+]?)(\d*)\\frac\{{([-+]?{_DECIMAL})\}}\{{([-+]?{_DECIMAL})\}}(%?)",
-    re.ASCII,
-)
+FRACTION = re.compile(rf"([-+]?)(\d*)\\frac\{{([-+]?{_DECIMAL})\}}\{{([-+]?{_DECIMAL})\}}(%?)", re.ASCII)
+REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\{?(\d+)\}?(%?)", re.ASCII)
+DECIMAL_COMMA = re.compile(r"[-+]?(?:\d+,\d{1,2}|0,\d+|\d{4,},\d+|\d+,\d{4,})%?", re.ASCII)
 
 
 class Number(NamedTuple):
     """An exact number; `value` is what stands before the percent sign where there is one."""
 
     value: Fraction
-    percent: bool
+    percent: bool = False
+    places: int = -1
+    """Decimal places as written; -1 where it was not written as a decimal."""
 
     def equals(self, other: Number) -> bool:
         """Exact equality; a percentage also equals the number whose unit, per cent, was left out."""
@@ -38,23 +39,28 @@ class Number(NamedTuple):
 
 
 def parse_number(text: str) -> Number | None:
-    r"""Read `-1,234.5`, `1/2`, `\frac{1}{2}`, `3\frac{1}{2}`, `1.5\times10^3`, `1e-3`; the first four maybe with `%`.
+    r"""Read `-1,234.5`, `1/2`, `\frac{1}{2}`, `3\frac{1}{2}`, `0.1\overline{6}`, maybe with `%`, `1.5*10^3`, `1e-3`.
 
     Returns None for anything else, division by zero included.
     """
-    if len(text) > MAX_DIGITS:
+    if len(text) > MAX_DIGITS or not text or not (text[0] in "-+.\\" or text[0].isdigit()):
         return None
     if match := PLAIN.fullmatch(text):
         sign, digits, percent = match.groups()
-        return Number(_exact(sign + digits), bool(percent))
-    for read in (_slashed, _latex_fraction, _scientific):
+        return Number(_exact(sign + digits), bool(percent), len(digits.partition(".")[2]))
+    for read in (_slashed, _latex_fraction, _scientific, _repeating):
         if (number := read(text)) is not None:
             return number
     return None
 
 
+def decimal_comma(text: str) -> Number | None:
+    """Read `2,74` as 2.74, as much of the world writes it; never what may be a thousands separator."""
+    return parse_number(text.replace(",", ".")) if DECIMAL_COMMA.fullmatch(text) else None
+
+
 def _exact(decimal: str) -> Fraction:
-    digits = decimal.replace(",", "")
+    digits = decimal.replace(",", "").removesuffix(".")
     return Fraction(digits) if "." in digits else Fraction(int(digits))
 
 
@@ -87,4 +93,14 @@ def _scientific(text: str) -> Number | None:
     if match is None:
         return None
     power = int(match["e"] or match["power"] or match["digit"])
-    return Number(_exact(match["value"]) * Fraction(10) ** power, False)
+    return Number(_exact(match["value"]) * Fraction(10) ** power)
+
+
+def _repeating(text: str) -> Number | None:
+    match = REPEATING.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fixed, period, percent = match.groups()
+    scale = Fraction(10) ** len(fixed)
+    value = int(whole or 0) + int(fixed or 0) / scale + Fraction(int(period), 10 ** len(period) - 1) / scale
+    return Number(-value if sign == "-" else value, bool(percent))

@@ -1,0 +1,195 @@
+"""The worker processes of plain rewards: what hangs, crashes or fills the memory costs its own sample only."""
+
+import asyncio
+import os
+import time
+
+import psutil
+import pytest
+
+from slime_core.rollout.reward_pool import RewardFailure, RewardPool
+from slime_core.testing import make_sample
+
+BY_ANSWER = """
+import ctypes, os, pickle, subprocess, sys, time
+
+class Unsendable:
+    def __reduce__(self): raise TypeError("this stays here")
+
+@hookimpl
+def reward(sample):
+    match sample.response:
+        case "hang":
+            while True: pass
+        case "bignum": return float(9 ** 9 ** 9 % 7)
+        case "segfault": ctypes.string_at(0)
+        case "exit": os._exit(7)
+        case "memory": return float(len(bytearray(8 << 30)))
+        case "recursion": return reward_again(0)
+        case "unsendable": return Unsendable()
+        case "long reason": raise ValueError("x" * 1_000_000)
+        case "child":
+            subprocess.Popen(["sleep", "271828"])
+            time.sleep(1000)
+        case text: return float(len(text))
+
+def reward_again(depth): return reward_again(depth + 1) + 1
+"""
+
+
+@pytest.fixture
+def grader(plugin_file):
+    return plugin_file("by_answer", BY_ANSWER)
+
+
+@pytest.fixture
+async def open_pool(make_args, grader):
+    pools = []
+
+    def open_one(*words):
+        args = make_args("--reward", grader, "--reward-timeout-s", "2", "--reward-memory-gib", "2", *words)
+        pools.append(RewardPool(args, [grader]))
+        return pools[-1]
+
+    yield open_one
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def grade(grader):
+    async def run(pool, text):
+        try:
+            return await pool.grade("reward", grader, {"sample": make_sample(text)})
+        except RewardFailure as failure:
+            return str(failure)
+
+    return run
+
+
+HOSTILE = {
+    "hang": "took longer than 2 s and was killed",
+    "bignum": "took longer than 2 s and was killed",
+    "segfault": "was killed by SIGSEGV",
+    "exit": "died with exit code 7",
+    "memory": "MemoryError",
+    "recursion": "RecursionError",
+    "unsendable": "TypeError: this stays here",
+    "long reason": "ValueError: xxx",
+}
+
+
+@pytest.mark.parametrize("num_workers", ["1", "3"])
+async def test_hostile_samples_fail_with_a_reason_and_the_others_keep_their_rewards(open_pool, grade, num_workers):
+    pool = open_pool("--reward-workers", num_workers)
+    kinds = list(HOSTILE)
+    texts = [kinds[i // 20] if i % 20 == 0 else "a" * (i % 13) for i in range(20 * len(kinds))]
+    results = await asyncio.gather(*(grade(pool, text) for text in texts))
+    for text, result in zip(texts, results, strict=True):
+        if text in HOSTILE:
+            assert HOSTILE[text] in result
+            assert len(result) < 1000
+        else:
+            assert result == len(text)
+
+
+async def test_the_loop_goes_on_while_graders_hang_and_die(open_pool, grade):
+    pool = open_pool("--reward-workers", "2")
+    await grade(pool, "warm")
+    longest = 0.0
+
+    async def watch():
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - before)
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.gather(*(grade(pool, text) for text in ["hang", "segfault", *(["x" * 1000] * 300), "memory"]))
+    watcher.cancel()
+    assert longest < 0.5, "starting, killing and replacing workers happens off the loop"
+
+
+async def test_cheap_samples_travel_together(open_pool, grade, monkeypatch):
+    pool = open_pool("--reward-workers", "1")
+    await asyncio.gather(*(grade(pool, "warm") for _ in range(50)))
+    (worker,) = pool._workers
+    sent = []
+    send = worker.send
+    monkeypatch.setattr(worker, "send", lambda jobs: (sent.append(len(jobs)), send(jobs)))
+    assert await asyncio.gather(*(grade(pool, "abc") for _ in range(256))) == [3.0] * 256
+    assert sum(sent) == 256
+    assert len(sent) <= 16
+
+
+async def test_what_waits_behind_a_slow_grader_goes_to_another_worker(open_pool, grade):
+    pool = open_pool("--reward-workers", "2", "--reward-timeout-s", "60")
+    await asyncio.gather(*(grade(pool, "warm") for _ in range(50)))
+    hanging = asyncio.create_task(grade(pool, "hang"))
+    results = await asyncio.wait_for(asyncio.gather(*(grade(pool, "abc") for _ in range(40))), timeout=30)
+    assert results == [3.0] * 40
+    assert not hanging.done()
+    hanging.cancel()
+
+
+async def test_a_dead_worker_is_replaced(open_pool, grade):
+    pool = open_pool("--reward-workers", "1")
+    for _ in range(3):
+        assert "exit code 7" in await grade(pool, "exit")
+        assert await grade(pool, "four") == 4.0
+
+
+async def test_what_a_killed_grader_started_is_killed_with_it(open_pool, grade):
+    pool = open_pool("--reward-workers", "1")
+    assert "took longer" in await grade(pool, "child")
+    await asyncio.sleep(0.2)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "271828"]]
+
+
+async def test_a_sample_that_cannot_be_sent_fails_alone(open_pool, grader):
+    pool = open_pool("--reward-workers", "1")
+    unsendable = make_sample("abc", metadata={"generator": (x for x in ())})
+    with pytest.raises(RewardFailure, match=r"cannot be sent the sample: .*generator"):
+        await pool.grade("reward", grader, {"sample": unsendable})
+    assert await pool.grade("reward", grader, {"sample": make_sample("abc")}) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import os\nif os.getpid() != {pid}: raise ValueError('no such index')", "no such index"),
+        ("import os\nif os.getpid() != {pid}: os._exit(5)", "workers cannot start: .*exit code 5"),
+    ],
+)
+async def test_a_plugin_that_only_fails_in_the_workers_is_named_for_every_sample(
+    make_args, plugin_file, source, reason
+):
+    broken = plugin_file("broken", f"{source.format(pid=os.getpid())}\n@hookimpl\ndef reward(sample): return 1.0")
+    pool = RewardPool(make_args("--reward", broken), [broken])
+    try:
+        for _ in range(2):
+            with pytest.raises(RewardFailure, match=reason):
+                await pool.grade("reward", broken, {"sample": make_sample("abc")})
+    finally:
+        pool.close()
+
+
+async def test_closing_cancels_what_waits_and_leaves_no_worker(open_pool, grade):
+    before = workers()
+    pool = open_pool("--reward-workers", "2")
+    await grade(pool, "warm")
+    tasks = [asyncio.create_task(grade(pool, "hang")) for _ in range(8)]
+    await asyncio.sleep(0)
+    pool.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(task.cancelled() for task in tasks)
+    assert workers() <= before
+
+
+def workers():
+    """Living grandchildren: the fork server, which stays until this process ends, is the only child that has any."""
+    found = set()
+    for child in psutil.Process().children():
+        found |= {p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+    return found
