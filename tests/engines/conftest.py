@@ -102,6 +102,8 @@ class ServerUnderTest:
     other_model_dir: str
     context_length: int
     vocab_size: int
+    real: bool = False
+    """Whether it is SGLang itself, where ours is stricter in two places."""
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:

@@ -67,7 +67,7 @@ def url(args: Options, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 @pytest.fixture(scope="session")
 def server(url: str, models: list[Path]) -> ServerUnderTest:
     """What the contract of all engines is checked against."""
-    return ServerUnderTest(url, str(models[0]), str(models[1]), CONTEXT, VOCAB_SIZE)
+    return ServerUnderTest(url, str(models[0]), str(models[1]), CONTEXT, VOCAB_SIZE, real=True)
 
 
 @pytest.fixture(name="wait_until")
