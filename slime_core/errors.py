@@ -25,6 +25,10 @@ class ClusterError(SlimeError):
     """Ray could not place or start a part of the run."""
 
 
+class EnginesLostError(ClusterError):
+    """No engine serves any more, and none could be started again."""
+
+
 class CheckpointError(SlimeError):
     """A checkpoint cannot be written or resumed from."""
 

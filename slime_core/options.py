@@ -605,6 +605,27 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--engine-start-timeout-s", type=positive, default=300.0, metavar="S")
     g.add_argument(
+        "--engine-health-interval-s",
+        type=positive,
+        default=5.0,
+        metavar="S",
+        help="between two questions after an engine's health",
+    )
+    g.add_argument(
+        "--engine-health-timeout-s",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="an engine that is not healthy for longer is replaced",
+    )
+    g.add_argument(
+        "--engine-recovery-timeout-s",
+        type=positive,
+        default=900.0,
+        metavar="S",
+        help="without any engine for longer, the run saves its state and stops",
+    )
+    g.add_argument(
         "--request-timeout-s",
         type=positive,
         default=1800.0,

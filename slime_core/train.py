@@ -7,6 +7,7 @@ from pathlib import Path
 from slime_core.bound import Bound, blamed
 from slime_core.cluster.cluster import Cluster
 from slime_core.engine_work import EngineWork
+from slime_core.errors import EnginesLostError
 from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import load_plugins
 from slime_core.schedule import Schedule, with_num_rollout
@@ -47,6 +48,7 @@ class Run:
         self._progress, self._trackers = progress, trackers
         self._schedule = Schedule(args)
         self._engines = EngineWork(cluster, progress, self._log)
+        self._num_trained = 0
 
     def loop(self) -> None:
         """Every round from the first, or from where the checkpoint ended, to the last."""
@@ -55,13 +57,20 @@ class Run:
         self._engines.send_weights(first)
         if args.resume is None and args.eval_data:
             self._engines.evaluate(first)
-        for step in range(first, args.num_rollout):
-            self._round(step)
-            done = step + 1
-            if schedule.evaluate_alone(done):
-                self._engines.evaluate(done)
-            if schedule.save(done):
-                self._save(done)
+        self._num_trained = first
+        try:
+            for step in range(first, args.num_rollout):
+                self._round(step)
+                done = step + 1
+                if schedule.evaluate_alone(done):
+                    self._engines.evaluate(done)
+                if schedule.save(done):
+                    self._save(done)
+        except EnginesLostError as error:
+            self._cluster.abandon()
+            directory = self._write_checkpoint(self._num_trained)
+            saved = f"The state after {self._num_trained} rounds is saved in {directory}; --resume goes on from it."
+            raise EnginesLostError(f"{error}\n{saved}") from None
 
     def _round(self, step: int) -> None:
         phase, engines, schedule = self._progress.phase, self._engines, self._schedule
@@ -77,8 +86,10 @@ class Run:
             engines.start_evaluation(step)
         with phase("train", step=step):
             metrics |= self._cluster.train(step, collected)
+        self._num_trained = step + 1
         if not schedule.ahead:
             metrics |= engines.send_weights(step + 1)
+        metrics |= self._cluster.engine_metrics()
         self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=metrics.get("train/num_tokens", 0)))
 
     def _resume(self) -> int:
@@ -89,8 +100,12 @@ class Run:
 
     def _save(self, step: int) -> None:
         self._engines.settle()
+        self._write_checkpoint(step)
+
+    def _write_checkpoint(self, step: int) -> Path:
         with new_checkpoint(self._run_dir, step, self._args.keep_checkpoints) as directory:
             self._cluster.save(directory, step)
+        return self._run_dir / "checkpoints" / directory.name.removeprefix(".")
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:

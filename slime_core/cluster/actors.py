@@ -14,6 +14,7 @@ import ray
 
 from slime_core.engines.process import free_port
 from slime_core.engines.router import Router
+from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
 from slime_core.options import Options
 from slime_core.rollout.manager import RolloutManager
@@ -48,14 +49,14 @@ class RoundRefs:
 class EngineActor:
     """Owns one engine's server process."""
 
-    def start(self, args: Options, index: int, run_dir: Path, threads: int) -> str:
+    def start(self, args: Options, index: int, run_dir: Path, threads: int, again: bool) -> str:
         """The URL of a healthy server."""
         self._server = EngineServer(args, index, run_dir / "logs", threads)
-        return self._server.start()
+        return self._server.start(again)
 
-    def check(self) -> None:
-        """Do nothing while the server runs; an EngineError otherwise."""
-        self._server.check()
+    def check(self, paused: bool, at_once: bool = False) -> None:
+        """Do nothing while the server is healthy, or paused; an EngineError otherwise."""
+        self._server.check(paused, at_once)
 
     def stop(self) -> None:
         """End the server."""
@@ -69,10 +70,11 @@ class RolloutActor:
     async def start(self, args: Options, worker_urls: Sequence[str], num_ranks: int, run_dir: Path) -> None:
         """Bring up the router and load the plugins."""
         self._messages = MessageCollector(run_dir / "logs" / "rollout.log")
-        self._router: Router | None = None
+        self._routing: Routing | None = None
         if worker_urls:
-            self._router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
-        url = self._router.url if self._router else ""
+            router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
+            self._routing = Routing(args, router, worker_urls)
+        url = self._routing.url if self._routing else ""
         self._manager = RolloutManager(args, url, worker_urls, num_ranks)
         tune_garbage_collector()
 
@@ -87,9 +89,25 @@ class RolloutActor:
 
     async def progress(self) -> tuple[Tally, list[str]]:
         """The counts of the round under way, and warnings since the last call; an EngineError without a router."""
-        if self._router is not None:
-            self._router.process.check()
+        if self._routing is not None:
+            self._routing.check()
         return self._manager.progress(), self._messages.take()
+
+    async def admit(self, url: str) -> None:
+        """Let an engine take requests."""
+        if self._routing is not None:
+            self._manager.engine.add_worker(url)
+            await self._routing.admit(url)
+
+    async def dismiss(self, url: str) -> None:
+        """Send an engine nothing more."""
+        if self._routing is not None:
+            self._manager.engine.remove_worker(url)
+            await self._routing.dismiss(url)
+
+    async def abandon(self) -> None:
+        """Give up the round and the evaluation under way; their groups wait for a later round."""
+        await self._manager.abandon()
 
     async def save(self, directory: Path, num_rounds: int) -> None:
         """Write the rollout side's state after `num_rounds` trained rounds."""
@@ -102,8 +120,8 @@ class RolloutActor:
     async def stop(self) -> None:
         """End the reward workers and the router."""
         await self._manager.close()
-        if self._router:
-            await asyncio.to_thread(self._router.stop)
+        if self._routing is not None:
+            await self._routing.close()
 
 
 @ray.remote(max_restarts=0)
@@ -128,17 +146,17 @@ class TrainerActor:
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
 
-    def connect(self, args: Options, worker_urls: Sequence[str], run_dir: Path) -> None:
-        """Prepare to send weights to these engines; rank 0 only."""
-        self._sync = WeightSync(args, worker_urls, run_dir)
+    def connect(self, args: Options, run_dir: Path) -> None:
+        """Prepare to send weights; rank 0 only."""
+        self._sync = WeightSync(args, run_dir)
 
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
         return self._trainer.train(step, ray.get(shard_refs[0]))
 
-    def send_weights(self, version: int) -> dict[str, float]:
-        """Give the engines the current weights."""
-        return asyncio.run(self._sync.send(self._trainer, version))
+    def send_weights(self, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
+        """Give these engines the current weights."""
+        return asyncio.run(self._sync.send(self._trainer, version, worker_urls))
 
     def save(self, directory: Path, num_rounds: int) -> None:
         """Write model and training state."""

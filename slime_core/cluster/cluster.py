@@ -20,8 +20,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core.cluster import reaper
 from slime_core.cluster.actors import EngineActor, RolloutActor, RoundRefs, TrainerActor
+from slime_core.cluster.fleet import Fleet
 from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
-from slime_core.errors import ClusterError, SlimeError
+from slime_core.errors import ClusterError, SlimeError, WeightSyncError
 from slime_core.options import Options
 from slime_core.rollout.tally import Tally
 
@@ -42,9 +43,15 @@ class Cluster:
     def __init__(self, args: Options, run_dir: Path) -> None:
         self._args = args
         self._run_dir = run_dir
-        self._engines: list[Any] = []
+        self._fleet: Fleet | None = None
+        self._engine_threads = 0
+        self._version = -1
+        """Of the weights that the engines have."""
+        self._trained_since = False
+        """Whether the trainer's weights are later ones."""
         self._trainers: list[Any] = []
         self._manager: Any = None
+        self._group: Any = None
         self._answered = 0.0
         self._reaper: subprocess.Popen[str] | None = None
         try:
@@ -79,15 +86,48 @@ class Cluster:
         calls = [
             trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
         ]
+        self._trained_since = True
+        waiting = calls
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=POLL_S)
+            self._get(done)
+            self._poll_fleet()
         metrics: list[dict[str, float]] = self._get(calls)
         return metrics[0]
 
     def send_weights(self, version: int) -> dict[str, float]:
-        """Give every engine the trainer's weights as `version`, verified."""
-        if not self._trainers:
+        """Give every engine the trainer's weights as `version`, verified.
+
+        An engine that dies meanwhile is left out, and the others are sent them again.
+        """
+        if not self._trainers or self._fleet is None:
             return {}
-        metrics: dict[str, float] = self._get(self._trainers[0].send_weights.remote(version))
-        return metrics
+        while self._fleet.joining:
+            self._poll_fleet()
+            time.sleep(POLL_S)
+        while True:
+            urls = self._wait_for_engines()
+            call = self._trainers[0].send_weights.remote(version, urls)
+            try:
+                while not ray.wait([call], timeout=POLL_S)[0]:
+                    self._poll_fleet(paused=True)
+                metrics: dict[str, float] = self._get(call)
+            except WeightSyncError:
+                self._fleet.examine(urls)
+                if set(urls) <= set(self._fleet.urls()):
+                    raise
+                continue
+            self._version, self._trained_since = version, False
+            self._fleet.has_weights(urls)
+            return metrics
+
+    def engine_metrics(self) -> dict[str, float]:
+        """What happened to the engines since the last call."""
+        return self._fleet.take_metrics() if self._fleet is not None else {}
+
+    def abandon(self) -> None:
+        """Give up the round and the evaluation under way; their groups wait for a later round."""
+        self._get(self._manager.abandon.remote())
 
     def save(self, directory: Path, num_rounds: int) -> None:
         """Write everything that a run needs to go on after `num_rounds` rounds; nothing may be under way."""
@@ -99,8 +139,9 @@ class Cluster:
 
     def close(self) -> None:
         """Stop every process of the run; Ray too, if the run started it."""
-        actors = [a for a in [self._manager, *self._engines, *self._trainers] if a is not None]
-        self._manager, self._engines, self._trainers = None, [], []
+        engines = self._fleet.take_actors() if self._fleet is not None else []
+        actors = [a for a in [self._manager, *engines, *self._trainers] if a is not None]
+        self._manager, self._fleet, self._trainers = None, None, []
         if not ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # a broken actor must not keep the others alive
@@ -123,28 +164,26 @@ class Cluster:
         self._reaper = _start_reaper()
         device = choose_device(args, ray.cluster_resources().get("GPU", 0))
         layout = plan(args, use_gpus=device == "cuda")
-        group = placement_group(layout.bundles, strategy="PACK")
-        if not group.wait(PLACEMENT_TIMEOUT_S):
+        self._group = placement_group(layout.bundles, strategy="PACK")
+        if not self._group.wait(PLACEMENT_TIMEOUT_S):
             raise ClusterError(
                 f"Ray cannot place the run: it needs the bundles {layout.bundles} and the cluster has "
                 f"{ray.cluster_resources()}. Ask for fewer --num-engines and --num-trainers."
             )
         self._manager = RolloutActor.remote()  # type: ignore[attr-defined]
-        self._engines = [_seat(EngineActor, group, seat) for seat in layout.engines]
-        self._trainers = [_seat(TrainerActor, group, seat) for seat in layout.trainers]
-        serving = self._start_engines()
+        # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
+        fair = 0 if len(layout.engines) == 1 else threads_each(None, len(layout.engines))
+        self._engine_threads = args.engine_threads or fair
+        self._fleet = Fleet(args, self, layout.engines)
+        self._trainers = [_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
+        serving = self._fleet.start()
         loading = self._start_trainers(device)
         urls: list[str] = self._get(serving)
         self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
+        self._fleet.started(urls)
         self._get(loading)
         if self._trainers:
-            self._get(self._trainers[0].connect.remote(args, urls, self._run_dir))
-
-    def _start_engines(self) -> list[Any]:
-        # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
-        fair = 0 if len(self._engines) == 1 else threads_each(None, len(self._engines))
-        threads = self._args.engine_threads or fair
-        return [e.start.remote(self._args, i, self._run_dir, threads) for i, e in enumerate(self._engines)]
+            self._get(self._trainers[0].connect.remote(args, self._run_dir))
 
     def _start_trainers(self, device: str) -> list[Any]:
         if not self._trainers:
@@ -157,23 +196,66 @@ class Cluster:
             for rank, trainer in enumerate(self._trainers)
         ]
 
+    # --- what the fleet asks for --------------------------------------------------------------------------------------
+    def new_engine(self, seat: Seat) -> Any:
+        """An actor in the seat."""
+        return _seat(EngineActor, self._group, seat)
+
+    def start_engine(self, actor: Any, index: int, again: bool) -> Any:
+        """Start the actor's server."""
+        return actor.start.remote(self._args, index, self._run_dir, self._engine_threads, again)
+
+    def send_current_weights(self, url: str) -> Any | None:
+        """Give an engine the weights of the others; None when the trainer has them no more, or they have none."""
+        if not self._trainers:
+            return ray.put(None)
+        if self._trained_since or self._version < 0:
+            return None
+        return self._trainers[0].send_weights.remote(self._version, [url])
+
+    def admit(self, url: str) -> Any:
+        """Let the router send requests to an engine."""
+        return self._manager.admit.remote(url)
+
+    def dismiss(self, url: str) -> None:
+        """Let it send none."""
+        self._manager.dismiss.remote(url)
+
     # --- waiting ------------------------------------------------------------------------------------------------------
     def _watch(self, call: Any, on_progress: OnProgress) -> Any:
-        """The result of a call to the manager; meanwhile progress is reported and the servers are watched.
+        """The result of a call to the manager; meanwhile progress is reported and the engines are watched.
 
-        Without a server the call would retry its requests until --request-timeout-s.
+        Raises:
+            EnginesLostError: when there is no engine left; the client would retry its requests for long.
         """
         self._answered = time.monotonic()
         while not ray.wait([call], timeout=POLL_S)[0]:
             self._report(on_progress)
-            self._get([engine.check.remote() for engine in self._engines])
+            self._poll_fleet()
+            if self._fleet is not None:
+                self._fleet.require()
         result = self._get(call)
         self._report(on_progress)
         return result
 
+    def _poll_fleet(self, paused: bool = False) -> None:
+        if self._fleet is not None:
+            self._fleet.poll(paused)
+
+    def _wait_for_engines(self) -> list[str]:
+        """The URLs of the engines that can take weights, one at least."""
+        if self._fleet is None:
+            return []
+        while not (urls := self._fleet.urls()):
+            self._fleet.require()
+            self._fleet.poll()
+            time.sleep(POLL_S)
+        return urls
+
     def _report(self, on_progress: OnProgress) -> None:
         try:
-            on_progress(*self._get(self._manager.progress.remote(), timeout_s=POLL_S))
+            tally, warnings = self._get(self._manager.progress.remote(), timeout_s=POLL_S)
+            on_progress(tally, warnings + (self._fleet.take_messages() if self._fleet is not None else []))
             self._answered = time.monotonic()
         except GetTimeoutError:  # the manager's loop is held; its monitor writes down who holds it
             silence_s = time.monotonic() - self._answered

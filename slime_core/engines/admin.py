@@ -78,7 +78,14 @@ class EngineAdmin:
         return dict(zip(self._urls, infos, strict=True))
 
     async def _all(self, endpoint: str, body: dict[str, Any]) -> list[bytes]:
-        return await asyncio.gather(*(self._post(url, endpoint, body) for url in self._urls))
+        """Every engine is asked to the end, also when another fails; then the first failure is raised."""
+        answers = await asyncio.gather(*(self._post(url, endpoint, body) for url in self._urls), return_exceptions=True)
+        contents = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            contents.append(answer)
+        return contents
 
     async def _post(self, url: str, endpoint: str, body: dict[str, Any]) -> bytes:
         try:

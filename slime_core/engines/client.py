@@ -59,9 +59,23 @@ class EngineClient:
         self._worker_urls = list(worker_urls)
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
-        self._num_running = 0
+        self._num_running = self._num_retries = 0
         self._parsing = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
+
+    def add_worker(self, url: str) -> None:
+        """Send aborts to this engine too."""
+        self._worker_urls.append(url)
+
+    def remove_worker(self, url: str) -> None:
+        """Send an engine that is gone no more aborts."""
+        if url in self._worker_urls:
+            self._worker_urls.remove(url)
+
+    def take_num_retries(self) -> int:
+        """Requests that were sent again since the last call."""
+        taken, self._num_retries = self._num_retries, 0
+        return taken
 
     async def __aenter__(self) -> EngineClient:
         return self
@@ -162,6 +176,7 @@ class EngineClient:
                 )
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
+            self._num_retries += 1
         return NOTHING_GENERATED
 
     async def _parsed(self, content: bytes, requests: Requests) -> Generation:

@@ -15,6 +15,8 @@ from slime_core.engines import supervisor
 from slime_core.errors import EngineError
 
 LOOPBACK = "127.0.0.1"
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Proxies of the environment are not for a run's own servers."""
 
 
 class ServerProcess:
@@ -26,7 +28,7 @@ class ServerProcess:
         self.name = name
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
+        with log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", supervisor.__file__, *command],
                 stdin=subprocess.PIPE,
@@ -98,8 +100,15 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:
     """Whether a GET of the URL answers 200."""
+    return status_of(url, timeout_s) == 200
+
+
+def status_of(url: str, timeout_s: float) -> int | None:
+    """What a GET of the URL answers; None for no answer."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+        with DIRECT.open(url, timeout=timeout_s) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None

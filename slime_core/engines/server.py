@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from slime_core.engines import sglang
-from slime_core.engines.process import LOOPBACK, ServerProcess, answers, free_port
+from slime_core.engines.process import LOOPBACK, ServerProcess, answers, free_port, status_of
 from slime_core.errors import EngineError
 from slime_core.options import Options
 
 PORT_ATTEMPTS = 3
+POLL_S = 0.2
 PORT_TAKEN = ("address already in use", "port is already in use", "errno 98")
 
 
@@ -30,19 +33,51 @@ class EngineServer:
             **dict(entry.split("=", 1) for entry in args.engine_env),
         }
         self.process: ServerProcess | None = None
+        self._url = ""
+        self._check_at = 0.0
+        self._ill_since = math.inf
 
-    def start(self) -> str:
+    def start(self, again: bool = False) -> str:
         """Wait until the server is healthy and return its URL.
+
+        Args:
+            again: it is a replacement; the environment was looked at before.
 
         Raises:
             EngineError: with the end of its log, when it does not get ready.
         """
-        return self._start_sglang() if self._args.engine == "sglang" else self._start_embedded()
+        if self._args.engine == "sglang" and not again:
+            sglang.check(self._args, sglang.inspect(self._args.engine_python or sys.executable, self._environment))
+        self._url = self._start_sglang() if self._args.engine == "sglang" else self._start_embedded()
+        return self._url
 
-    def check(self) -> None:
-        """Do nothing while the server runs; an EngineError otherwise."""
-        if self.process is not None:
+    def check(self, paused: bool = False, at_once: bool = False) -> None:
+        """Do nothing while the server runs and is healthy; may wait --engine-health-timeout-s for its answer.
+
+        Args:
+            paused: it stands still because it was told to; SGLang then says that it is not healthy.
+            at_once: ask now, however lately it was asked, until it answers or is given up.
+
+        Raises:
+            EngineError: when it exited, or has not been healthy for --engine-health-timeout-s.
+        """
+        if self.process is None:
+            return
+        self.process.check()
+        limit = self._args.engine_health_timeout_s
+        while at_once or time.monotonic() >= self._check_at:
+            asked = time.monotonic()
+            status = status_of(f"{self._url}/health", limit)
+            self._check_at = time.monotonic() + self._args.engine_health_interval_s
+            if status == 200 or (paused and status is not None):
+                self._ill_since = math.inf
+                return
             self.process.check()
+            self._ill_since = min(self._ill_since, asked)
+            if time.monotonic() - self._ill_since >= limit:
+                said = "no answer" if status is None else f"HTTP {status}"
+                raise EngineError(f"engine {self._index} is not healthy ({said} for {limit:g} s).")
+            time.sleep(POLL_S)
 
     def stop(self) -> None:
         """End the server."""
@@ -74,7 +109,6 @@ class EngineServer:
     def _start_sglang(self) -> str:
         """SGLang wants to be told its port; another process may take the free one in between."""
         args = self._args
-        sglang.check(args, sglang.inspect(args.engine_python or sys.executable, self._environment))
         for attempt in range(PORT_ATTEMPTS):
             port = free_port()
             url = f"http://{LOOPBACK}:{port}"

@@ -62,7 +62,7 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                     fruitless_draws = 0
             tally.num_kept = len(kept)
     except BaseException:
-        source.add_groups(list(running.values()))
+        source.add_groups([*kept, *running.values()])
         await _cancel(list(running))
         raise
     if running:

@@ -97,6 +97,8 @@ class RolloutManager:
         self._monitor.__enter__()
         self.num_trained = 0
         self.num_dropped = 0
+        self._working: set[asyncio.Task[Any] | None] = set()
+        """Rounds and evaluations under way."""
         self._collected: tuple[int, list[Group]] = (-1, [])
 
     async def rollout(self, step: int, version: int | None = None) -> Round:
@@ -109,15 +111,22 @@ class RolloutManager:
         trained_version = step if self._num_ranks else 0
         await self.source.begin_round(trained_version, trained_version if version is None else version)
         stages = self._stages = self._stages.anew()
-        with blamed(self._rollout):
-            groups = await self._rollout(
-                args=self._args,
-                step=step,
-                source=self.source,
-                engine=self.engine,
-                stages=stages,
-                evaluation=False,
-            )
+        self._working.add(task := asyncio.current_task())
+        try:
+            with blamed(self._rollout):
+                groups = await self._rollout(
+                    args=self._args,
+                    step=step,
+                    source=self.source,
+                    engine=self.engine,
+                    stages=stages,
+                    evaluation=False,
+                )
+        except BaseException:
+            self.num_dropped += stages.tally.dropped.total()
+            raise
+        finally:
+            self._working.discard(task)
         self._check_groups(groups)
         collected = time.monotonic()
         batch = await convert(self._args, self._convert, groups)
@@ -137,6 +146,7 @@ class RolloutManager:
             "data/waiting": float(self.source.num_waiting),
             "data/restarted": float(self.source.num_restarted),
             "data/too_long": float(self.source.num_too_long),
+            "engines/retries": float(self.engine.take_num_retries()),
             "perf/collect_s": collected - started,
             "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
             "perf/convert_s": time.monotonic() - collected,
@@ -148,9 +158,20 @@ class RolloutManager:
         """Metrics of every evaluation data set, after `step` trained rounds."""
         started = time.monotonic()
         metrics: dict[str, float] = {}
-        for dataset in self._eval_datasets:
-            metrics |= await evaluate(self._args, dataset, self._eval_rollout, self._stages, step)
+        self._working.add(task := asyncio.current_task())
+        try:
+            for dataset in self._eval_datasets:
+                metrics |= await evaluate(self._args, dataset, self._eval_rollout, self._stages, step)
+        finally:
+            self._working.discard(task)
         return metrics | {"perf/eval_s": time.monotonic() - started}
+
+    async def abandon(self) -> None:
+        """Give up the round and the evaluation under way. Groups that were drawn wait for a later round."""
+        tasks = [task for task in self._working if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def progress(self) -> Tally:
         """The counts of the round under way."""

@@ -40,14 +40,14 @@ class WeightSource(Protocol):
 class WeightSync:
     """Lives beside the trainer rank that exports the weights."""
 
-    def __init__(self, args: Options, worker_urls: Sequence[str], run_dir: Path) -> None:
+    def __init__(self, args: Options, run_dir: Path) -> None:
         self._args = args
-        self._urls = list(worker_urls)
         self._num_sent = 0
+        self._compared: set[str] = set()
         self._transport = DiskTransport(args.weights_dir, run_dir / "weights")
 
-    async def send(self, source: WeightSource, version: int) -> dict[str, float]:
-        """Give every engine the weights as `version`, and compare what they compute with the trainer now and then.
+    async def send(self, source: WeightSource, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
+        """Give these engines the weights as `version`, and compare what they compute with the trainer now and then.
 
         Returns:
             `perf/weights_s`, `perf/engines_paused_s`, the part in which the engines stood still, and
@@ -56,10 +56,10 @@ class WeightSync:
         Raises:
             WeightSyncError: when an engine refuses the weights, uses others than were sent, or computes other numbers.
         """
-        if not self._urls:
+        if not worker_urls:
             return {}
         started = time.monotonic()
-        async with EngineAdmin(self._urls, self._args.request_timeout_s) as admin:
+        async with EngineAdmin(worker_urls, self._args.request_timeout_s) as admin:
             try:
                 await admin.pause(self._args.pause_mode)
                 paused = time.monotonic()
@@ -68,7 +68,7 @@ class WeightSync:
                 finally:
                     await admin.resume()  # with the new weights or, after a refusal, the old ones
                 resumed = time.monotonic()
-                compared = await self._compare(admin, source, version)
+                compared = await self._compare(admin, source, version, worker_urls)
             except EngineError as error:
                 raise WeightSyncError(f"the weights of version {version} were not taken: {error}") from None
         done = time.monotonic()
@@ -94,11 +94,15 @@ class WeightSync:
         for url, used in (await admin.checksums()).items() if hashable else ():
             compare(comparable(sent, used), used, url)
 
-    async def _compare(self, admin: EngineAdmin, source: WeightSource, version: int) -> dict[str, float]:
-        """The parity probe, after the first update and every --weights-check-interval ones."""
+    async def _compare(
+        self, admin: EngineAdmin, source: WeightSource, version: int, worker_urls: Sequence[str]
+    ) -> dict[str, float]:
+        """The parity probe, after an engine's first update and every --weights-check-interval ones."""
         self._num_sent += 1
-        if (self._num_sent - 1) % self._args.weights_check_interval:
+        due = (self._num_sent - 1) % self._args.weights_check_interval == 0
+        if not due and self._compared.issuperset(worker_urls):
             return {}
+        self._compared = {*self._compared, *worker_urls}
         tokens = parity.probe_tokens(source.vocab_size, self._args.seed)
         given = await admin.prompt_logprobs(tokens)
         limit = parity.bound(self._args, source.dtype)

@@ -27,12 +27,12 @@ async def greedy(url: str) -> tuple[list[int], list[int]]:
 
 
 async def test_weights_are_sent_and_verified_by_checksum_and_by_a_prompt(args, url, models, tmp_path):
-    sync = WeightSync(args, [url], tmp_path)
-    first = await sync.send(Exporter(models[1]), 1)
+    sync = WeightSync(args, tmp_path)
+    first = await sync.send(Exporter(models[1]), 1, [url])
     assert first["weights/logprob_abs_diff"] < 1e-4
     tokens, versions = await greedy(url)
     assert versions == [1] * 8
-    await sync.send(Exporter(models[0]), 2)
+    await sync.send(Exporter(models[0]), 2, [url])
     assert (await greedy(url))[0] != tokens
 
 
@@ -44,8 +44,8 @@ async def test_an_unknown_weight_name_is_found_out(args, url, models, tmp_path):
         save_file(tensors, path, {"format": "pt"})
 
     with pytest.raises(WeightSyncError):
-        await WeightSync(args, [url], tmp_path).send(Exporter(models[1], rename), 3)
-    await WeightSync(args, [url], tmp_path).send(Exporter(models[0]), 4)
+        await WeightSync(args, tmp_path).send(Exporter(models[1], rename), 3, [url])
+    await WeightSync(args, tmp_path).send(Exporter(models[0]), 4, [url])
 
 
 async def test_other_weights_than_the_trainers_are_found_out_by_the_prompt(args, url, models, tmp_path):
@@ -54,7 +54,7 @@ async def test_other_weights_than_the_trainers_are_found_out_by_the_prompt(args,
             return Exporter(models[0]).export_weights(directory)
 
     with pytest.raises(WeightSyncError, match="disagree on a prompt's log-probabilities"):
-        await WeightSync(args, [url], tmp_path).send(Liar(models[1]), 5)
+        await WeightSync(args, tmp_path).send(Liar(models[1]), 5, [url])
 
 
 def environment(server: EngineServer) -> dict[str, str]:

@@ -80,10 +80,10 @@ async def greedy(url: str) -> tuple[list[int], list[int]]:
 
 
 async def test_after_an_update_the_engine_uses_exactly_the_trainers_weights(args, models, url, tmp_path):
-    sync = WeightSync(args, [url], tmp_path)
+    sync = WeightSync(args, tmp_path)
     seen = {}
     for version, model in ((1, models[1]), (2, models[0])):
-        metrics = await sync.send(Exporter(model), version)
+        metrics = await sync.send(Exporter(model), version, [url])
         tensors = load_file(model / "model.safetensors")
         assert await used_checksums(url) == model_checksums(tensors.items())
         tokens, versions = await greedy(url)
@@ -112,11 +112,11 @@ def drop_a_tensor(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip_a_byte, cut, drop_a_tensor, Path.unlink])
 async def test_damaged_weights_are_refused_and_the_old_ones_stay_in_use(args, models, url, tmp_path, damage):
-    sync = WeightSync(args, [url], tmp_path)
-    await sync.send(Exporter(models[0]), 10)
+    sync = WeightSync(args, tmp_path)
+    await sync.send(Exporter(models[0]), 10, [url])
     before = await greedy(url)
     with pytest.raises(WeightSyncError, match=r"the weights of version 11 were not taken: .* HTTP 400"):
-        await sync.send(Exporter(models[1], damage), 11)
+        await sync.send(Exporter(models[1], damage), 11, [url])
     assert await used_checksums(url) == model_checksums(load_file(models[0] / "model.safetensors").items())
     assert await greedy(url) == before
 
@@ -128,7 +128,7 @@ async def test_an_engine_with_other_weights_than_were_sent_is_found_out(args, mo
             return model_checksums(load_file(models[0] / "model.safetensors").items())
 
     with pytest.raises(WeightSyncError, match="does not use the weights the trainer sent"):
-        await WeightSync(args, [url], tmp_path).send(Liar(models[1]), 20)
+        await WeightSync(args, tmp_path).send(Liar(models[1]), 20, [url])
 
 
 async def test_an_engine_that_computes_other_numbers_is_found_out(args, models, url, tmp_path):
@@ -137,19 +137,19 @@ async def test_an_engine_that_computes_other_numbers_is_found_out(args, models, 
             return super().prompt_logprobs(tokens) + np.float32(0.01)
 
     with pytest.raises(WeightSyncError, match=r"disagree on a prompt's log-probabilities .* \|difference\| 0\.01"):
-        await WeightSync(args, [url], tmp_path).send(Other(models[1]), 21)
+        await WeightSync(args, tmp_path).send(Other(models[1]), 21, [url])
 
 
 async def test_a_prompt_is_compared_first_and_at_intervals(models, url, tmp_path):
     words = ["--model", str(models[0]), "--weights-dir", str(tmp_path), "--weights-check-interval", "3"]
-    sync = WeightSync(parse(words).args, [url], tmp_path)
-    compared = [await sync.send(Exporter(models[0]), 30 + number) for number in range(4)]
+    sync = WeightSync(parse(words).args, tmp_path)
+    compared = [await sync.send(Exporter(models[0]), 30 + number, [url]) for number in range(4)]
     assert ["weights/logprob_abs_diff" in metrics for metrics in compared] == [True, False, False, True]
     assert compared[0]["weights/logprob_abs_diff"] < 1e-5
 
 
 async def test_without_engines_nothing_is_written(args, models, tmp_path):
-    assert await WeightSync(args, [], tmp_path).send(Exporter(models[0]), 1) == {}
+    assert await WeightSync(args, tmp_path).send(Exporter(models[0]), 1, []) == {}
 
 
 def test_compare_names_what_differs():

@@ -1,0 +1,84 @@
+"""Keeps a router before the engines that serve: they come and go, and a router that dies is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from slime_core.engines.router import Router
+from slime_core.errors import EngineError
+from slime_core.options import Options
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+MAX_FAILED_RESTARTS = 3
+
+
+class Routing:
+    """Built and used inside a running event loop. The client's requests are sent again while there is no router."""
+
+    def __init__(self, args: Options, router: Router, worker_urls: Sequence[str]) -> None:
+        self._router = router
+        self._timeout_s: float = args.engine_health_timeout_s
+        self._worker_urls = list(worker_urls)
+        self._lock = asyncio.Lock()
+        self._problem: EngineError | None = None
+        self._watching = asyncio.create_task(self._watch())
+
+    @property
+    def url(self) -> str:
+        """Where requests go."""
+        return self._router.url
+
+    def check(self) -> None:
+        """Do nothing while there is a router, or may be one again.
+
+        Raises:
+            EngineError: when it cannot be started again.
+        """
+        if self._problem is not None:
+            raise self._problem
+
+    async def admit(self, url: str) -> None:
+        """Let an engine take requests."""
+        async with self._lock:
+            self._worker_urls.append(url)
+            with contextlib.suppress(EngineError):  # a router that is started again is told of all
+                await asyncio.to_thread(self._router.add, url)
+
+    async def dismiss(self, url: str) -> None:
+        """Send an engine nothing more."""
+        async with self._lock:
+            if url in self._worker_urls:
+                self._worker_urls.remove(url)
+            with contextlib.suppress(EngineError):
+                await asyncio.to_thread(self._router.remove, url)
+
+    async def close(self) -> None:
+        """End the router."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        async with self._lock:
+            await asyncio.to_thread(self._router.stop)
+
+    async def _watch(self) -> None:
+        num_failed = 0
+        while self._problem is None:
+            await asyncio.sleep(POLL_S)
+            if await asyncio.to_thread(self._router.alive, self._timeout_s):
+                continue
+            code = self._router.process.exit_code()
+            logger.warning(
+                "the router %s; it is started again", "hangs" if code is None else f"exited with code {code}"
+            )
+            async with self._lock:
+                try:
+                    await asyncio.to_thread(self._router.restart, self._worker_urls)
+                    num_failed = 0
+                except EngineError as error:
+                    num_failed += 1
+                    if num_failed == MAX_FAILED_RESTARTS:
+                        self._problem = error
