@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
+from urllib.parse import urlsplit
 
 import configargparse
 
@@ -585,6 +586,21 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="0: no engine, for data that needs none (--generate sft)",
     )
+    g.add_argument(
+        "--external-engines",
+        type=http_url,
+        nargs="+",
+        default=[],
+        metavar="URL",
+        help="servers of this --engine kind that run already, instead of --num-engines started here",
+    )
+    g.add_argument(
+        "--num-gpus-per-engine",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="GPUs of a SGLang engine where trainers have GPUs: its tensor times its pipeline parallel size",
+    )
     g.add_argument("--engine-python", metavar="PATH", help="Python of the engine's own environment (default: this one)")
     g.add_argument(
         "--engine-env", type=environment_entry, nargs="+", default=[], metavar="NAME=VALUE", help="set for the engines"
@@ -746,6 +762,14 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         help="the run stops when a plugin holds the rollout manager's event loop longer",
     )
     g.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def http_url(text: str) -> str:
+    """`http://HOST:PORT`, without a slash at the end."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not an address such as http://10.0.0.5:30000")
+    return text.rstrip("/")
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -1073,6 +1097,8 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         )
     if args.num_epoch is not None and not args.prompt_data:
         raise OptionError("--num-epoch counts passes over --prompt-data, which is not given.")
+    if args.external_engines and len(set(args.external_engines)) < len(args.external_engines):
+        raise OptionError("--external-engines names an engine twice.")
     if args.num_trainers == 0 and args.num_engines == 0:
         raise OptionError("--num-trainers and --num-engines are both 0; there is nothing to run.")
     if args.num_engines == 0 and args.eval_data:

@@ -30,16 +30,28 @@ class Layout:
 def plan(args: Options, use_gpus: bool) -> Layout:
     """Colocated engines and trainers share bundles, disaggregated ones have their own.
 
-    An embedded engine computes on the CPU; trainers take a GPU each where `use_gpus`.
+    Where `use_gpus`, trainers take a GPU each and SGLang engines --num-gpus-per-engine; an embedded engine computes on
+    the CPU, an external one elsewhere.
+
+    Raises:
+        ClusterError: when SGLang engines would share GPUs with trainers.
     """
     shared = args.placement == "colocated"
+    num_engines = len(args.external_engines) or args.num_engines
+    engine_gpus = args.num_gpus_per_engine if use_gpus and args.engine == "sglang" and not args.external_engines else 0
+    if engine_gpus and shared and args.num_trainers and num_engines:
+        raise ClusterError(
+            "SGLang engines cannot share GPUs with trainers yet; give them their own with --placement disaggregated."
+        )
     first_engine = 0 if shared else args.num_trainers
-    num_bundles = max(args.num_trainers, first_engine + args.num_engines)
+    num_bundles = max(args.num_trainers, first_engine + num_engines)
     share = 0.5 if shared else 1.0
     bundles: list[dict[str, float]] = [{"CPU": 1.0} for _ in range(num_bundles)]
     for rank in range(args.num_trainers if use_gpus else 0):
         bundles[rank]["GPU"] = 1.0
-    engines = [Seat(first_engine + i, share, 0.0) for i in range(args.num_engines)]
+    for index in range(num_engines if engine_gpus else 0):
+        bundles[first_engine + index]["GPU"] = float(engine_gpus)
+    engines = [Seat(first_engine + i, share, float(engine_gpus)) for i in range(num_engines)]
     trainers = [Seat(rank, share, 1.0 if use_gpus else 0.0) for rank in range(args.num_trainers)]
     return Layout(bundles, engines, trainers)
 

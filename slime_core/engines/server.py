@@ -16,6 +16,7 @@ from slime_core.options import Options
 
 PORT_ATTEMPTS = 3
 POLL_S = 0.2
+HEALTH_POLL_TIMEOUT_S = 5.0
 PORT_TAKEN = ("address already in use", "port is already in use", "errno 98")
 
 
@@ -46,6 +47,8 @@ class EngineServer:
         Raises:
             EngineError: with the end of its log, when it does not get ready.
         """
+        if self._args.external_engines:
+            return self._find_external()
         if self._args.engine == "sglang" and not again:
             sglang.check(self._args, sglang.inspect(self._args.engine_python or sys.executable, self._environment))
         self._url = self._start_sglang() if self._args.engine == "sglang" else self._start_embedded()
@@ -61,9 +64,7 @@ class EngineServer:
         Raises:
             EngineError: when it exited, or has not been healthy for --engine-health-timeout-s.
         """
-        if self.process is None:
-            return
-        self.process.check()
+        self._check_process()
         limit = self._args.engine_health_timeout_s
         while at_once or time.monotonic() >= self._check_at:
             asked = time.monotonic()
@@ -72,17 +73,33 @@ class EngineServer:
             if status == 200 or (paused and status is not None):
                 self._ill_since = math.inf
                 return
-            self.process.check()
+            self._check_process()
             self._ill_since = min(self._ill_since, asked)
             if time.monotonic() - self._ill_since >= limit:
                 said = "no answer" if status is None else f"HTTP {status}"
                 raise EngineError(f"engine {self._index} is not healthy ({said} for {limit:g} s).")
             time.sleep(POLL_S)
 
+    def _check_process(self) -> None:
+        if self.process is not None:
+            self.process.check()
+
     def stop(self) -> None:
-        """End the server."""
+        """End the server, unless it is an external one."""
         if self.process is not None:
             self.process.stop()
+
+    def _find_external(self) -> str:
+        self._url = self._args.external_engines[self._index]
+        deadline = time.monotonic() + self._args.engine_start_timeout_s
+        while status_of(f"{self._url}/health", HEALTH_POLL_TIMEOUT_S) != 200:
+            if time.monotonic() > deadline:
+                limit = self._args.engine_start_timeout_s
+                raise EngineError(
+                    f"the external engine {self._url} was not healthy within {limit:g} s; is it running, and reachable?"
+                )
+            time.sleep(POLL_S)
+        return self._url
 
     def _launch(self, command: Sequence[str]) -> ServerProcess:
         log = self._log_dir / f"engine_{self._index}.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,10 +11,14 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from urllib.request import urlopen
 
 import pytest
 
+from slime_core.engines.process import free_port
+from slime_core.engines.server import EngineServer
 from slime_core.rollout.sample_file import read_groups
+from slime_core.testing import make_options
 
 
 def rounds(rows):
@@ -324,3 +329,27 @@ def test_epochs_are_counted_in_rounds(start_run, read_rows):
     code, output = run.finish()
     assert code == 0, output
     assert len(rounds(read_rows())) == 5, "2 passes over 20 prompts, 8 a round"
+
+
+def test_an_external_engine_is_used_and_left_alone(start_run, read_rows, tmp_path, model_dir):
+    args = make_options("--model", str(model_dir))
+    server = EngineServer(args, 0, tmp_path / "engine", threads=1)
+    try:
+        url = server.start()
+        run = start_run("--external-engines", url)
+        code, output = run.finish()
+        assert code == 0, output
+        assert len(rounds(read_rows())) == 3
+        run.assert_nothing_left()
+        with urlopen(f"{url}/server_info") as answer:
+            assert json.load(answer)["weight_version"] == "3"
+    finally:
+        server.stop()
+
+
+def test_an_external_engine_that_is_not_there_is_one_clear_error(start_run):
+    run = start_run("--external-engines", f"http://127.0.0.1:{free_port()}", "--engine-start-timeout-s", "2")
+    code, output = run.finish()
+    assert code == 1
+    assert "was not healthy within 2 s" in output
+    run.assert_nothing_left()

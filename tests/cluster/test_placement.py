@@ -1,0 +1,37 @@
+"""Who gets which bundle of the placement group."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_core.cluster.placement import Seat, plan
+from slime_core.errors import ClusterError
+from slime_core.testing import make_options
+
+SGLANG = ["--engine", "sglang", "--num-engines", "2", "--num-gpus-per-engine", "4", "--num-trainers", "2"]
+
+
+def test_sglang_engines_have_their_gpus_beside_the_trainers():
+    layout = plan(make_options(*SGLANG, "--placement", "disaggregated"), use_gpus=True)
+    assert layout.bundles == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 4.0}] * 2
+    assert layout.trainers == [Seat(0, 1.0, 1.0), Seat(1, 1.0, 1.0)]
+    assert layout.engines == [Seat(2, 1.0, 4.0), Seat(3, 1.0, 4.0)]
+
+
+def test_sglang_engines_do_not_share_gpus():
+    with pytest.raises(ClusterError, match="--placement disaggregated"):
+        plan(make_options(*SGLANG), use_gpus=True)
+
+
+def test_on_cpu_no_gpu_is_asked_for():
+    layout = plan(make_options(*SGLANG), use_gpus=False)
+    assert layout.bundles == [{"CPU": 1.0}] * 2
+    assert [seat.num_gpus for seat in layout.engines] == [0.0, 0.0]
+
+
+def test_external_engines_take_no_gpu():
+    words = [*SGLANG, "--placement", "disaggregated", "--external-engines", "http://a:1", "http://b:2", "http://c:3"]
+    layout = plan(make_options(*words), use_gpus=True)
+    assert len(layout.engines) == 3
+    assert all(seat.num_gpus == 0 for seat in layout.engines)
+    assert layout.bundles[2:] == [{"CPU": 1.0}] * 3
