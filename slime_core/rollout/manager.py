@@ -198,8 +198,9 @@ class RolloutManager:
             raise CheckpointError(f"the rollout state in {directory} cannot be read: {error}") from error
 
     async def close(self) -> None:
-        """End the reward workers and close connections and plugins."""
+        """End what is under way and the reward workers; close connections and plugins."""
         self._monitor.close()
+        await self.source.close()
         self._rewards.close()
         self._plugins.close()
         await self.engine.close()

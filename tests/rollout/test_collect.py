@@ -302,3 +302,62 @@ async def test_round_numbers_and_images_travel_with_their_samples(make_args, ope
     by_index = {int(i): (b.per_sample["round_number"][k], b.multimodal[k])
                 for b in (shard.batch for shard in shards) for k, i in enumerate(b.sample_index)}  # fmt: skip
     assert by_index == {0: (-1, None), 1: (-1, {"images": ["data:"]}), 2: (3, None), 3: (-1, None)}
+
+
+PARTIAL = ["--partial-rollout", "--max-staleness", "1"]
+
+
+async def test_a_group_that_waits_keeps_its_failed_samples(make_args, open_manager, plugin_file):
+    """Its filter is still at work when the round is full: the next round judges all of it again."""
+    one_fails = plugin_file("grader", FAILS.format(condition="sample.index == 6").replace("def", "async def"))
+    slow = plugin_file(
+        "slow",
+        "import time\nseen = []\n@hookimpl\ndef dynamic_filter(samples):\n    seen.append(samples[0].group_index)\n"
+        "    time.sleep(samples[0].group_index == 2 and seen.count(2) == 1)",
+    )
+    words = ["--n-samples-per-prompt", "3", "--over-sampling-batch-size", "3", "--reward", one_fails, *PARTIAL]
+    args = make_args("--generate", plugin_file("echo", ECHO), "--dynamic-filter", slow, *words)
+    async with open_manager(args) as manager:
+        assert trained(await manager.rollout(0)) == [0, 1]
+        await manager.source.settle()
+        [waiting], _ = manager.source.waiting()
+        assert [sample.status for sample in waiting] == [Status.FAILED, Status.COMPLETED, Status.COMPLETED]
+        batch = (await manager.rollout(1)).shards[0].batch
+        assert batch.sample_index.tolist()[:2] == [7, 8]
+        assert_conserved(manager)
+
+
+async def test_closing_while_groups_are_called_back_leaves_no_task(make_args, write_rows, open_manager, plugin_file):
+    path = write_rows([{"prompt": "p", "metadata": row} for row in (GOOD, GOOD, SLOW, SLOW)])
+    words = ["--prompt-data", path, "--no-shuffle", "--over-sampling-batch-size", "4", *PARTIAL]
+    async with open_manager(make_args("--generate", plugin_file("scripted", SCRIPTED), *words)) as manager:
+        await manager.rollout(0)
+        assert len(asyncio.all_tasks()) > 1, "groups are being called back"
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_generator_that_swallows_its_cancellation_does_not_hold_up_the_run(
+    make_args, open_manager, plugin_file, monkeypatch
+):
+    monkeypatch.setattr("slime_core.rollout.collect.CANCEL_TIMEOUT_S", 0.2)
+    stubborn = """
+import asyncio
+@hookimpl
+async def generate(sample):
+    while sample.group_index == 0:
+        try:
+            await asyncio.sleep(1)
+            break
+        except asyncio.CancelledError:
+            pass
+    sample.append([1], logprobs=[-1.0])
+    sample.reward, sample.status = 1.0, Status.COMPLETED
+    return [sample]
+"""
+    words = ["--over-sampling-batch-size", "3", "--generate", plugin_file("stubborn", stubborn)]
+    async with open_manager(make_args(*words)) as manager:
+        assert trained(await manager.rollout(0)) == [1, 2]
+        async with asyncio.timeout(0.9):
+            await manager.source.settle()
+        [waiting], _ = manager.source.waiting()
+        assert waiting[0].group_index == 0 and waiting[0].status is Status.PENDING
