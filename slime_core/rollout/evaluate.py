@@ -73,7 +73,7 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
     )
     if dataset.generate is not None:
         own = {plugin_name(dataset.generate.name): dataset.generate}
-        stages = replace(stages, generators=Generators(args, own))
+        stages = replace(stages, generators=Generators(None, own))
     if entry.reward is not None:
         stages = replace(stages, rewards=stages.rewards.only(entry.reward))
     source = EvalSource(entry.name, groups)

@@ -86,7 +86,9 @@ class RolloutManager:
         self._stages = Stages(
             args=args,
             engine=self.engine,
-            generators=Generators(args, {plugin_name(name): bind("generate", name) for name in args.generate}),
+            generators=Generators(
+                args.generate_field, {plugin_name(name): bind("generate", name) for name in args.generate}
+            ),
             rewards=self._rewards,
             dynamic_filters=[bind("dynamic_filter", name) for name in args.dynamic_filter],
             over_sampling_filters=[bind("over_sampling_filter", name) for name in args.over_sampling_filter],

@@ -99,6 +99,19 @@ async def test_a_data_set_may_have_settings_of_its_own(args_for, open_manager, w
     }
 
 
+async def test_a_data_set_with_a_generator_of_its_own_needs_no_field(args_for, open_manager, write_rows, plugin_file):
+    rows = [{"prompt": "q", "metadata": {"by": "half"}}]
+    other = write_rows(rows, "other.jsonl")
+    own = plugin_file("own", OWN)
+    words = [
+        "--eval-data",
+        f'other={{path = "{other}", generate = "{own}", reward = "{plugin_file("always", ALWAYS)}"}}',
+    ]
+    words += ["--generate", plugin_file("half", GENERATE), own, "--generate-field", "by"]
+    async with open_manager(args_for(rows, *words)) as manager:
+        assert (await manager.evaluate())["eval/other/mean"] == 0.75
+
+
 async def test_an_evaluation_beside_a_round_disturbs_neither(args_for, open_manager):
     args = args_for([{"prompt": f"p{i}", "label": i} for i in range(20)])
     async with open_manager(args) as alone:
