@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slime_core.errors import RolloutError
 from slime_core.options import Options
 from slime_core.rollout.source import Source
-from slime_core.rollout.stages import Stages, gather
+from slime_core.rollout.stages import Stages
 from slime_core.types import Drop, Group
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ async def _all_done(done: asyncio.Queue[asyncio.Task[Verdict]]) -> list[asyncio.
     return tasks
 
 
-async def _cancel(tasks: list[asyncio.Task[Verdict]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """End tasks; their requests are aborted by disconnecting, their graders are killed. Bounded in time."""
     for start in range(0, len(tasks), CANCELLED_AT_A_TIME):
         for task in tasks[start : start + CANCELLED_AT_A_TIME]:
@@ -153,7 +153,15 @@ def _fruitless_message(draws: int, stages: Stages) -> str:
 async def run_all(groups: Sequence[Group], stages: Stages) -> list[Group]:
     """Every group, generated and scored; for evaluation."""
     stages.tally.num_wanted = len(groups)
-    return await gather(_counted(stages, group) for group in groups)
+    tasks: list[asyncio.Task[Group]] = []
+    try:
+        for number, group in enumerate(groups):
+            if number % STARTED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(_counted(stages, group)))
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
 
 
 async def _counted(stages: Stages, group: Group) -> Group:

@@ -14,9 +14,10 @@ import orjson
 from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
 from slime_core.engines.model_dir import context_length, load_tokenizer
-from slime_core.errors import CheckpointError, DataError, PluginError
+from slime_core.errors import CheckpointError, DataError
 from slime_core.options import Options, hook_choices
 from slime_core.plugins import load_plugins, plugin_name
+from slime_core.rollout.collected import check_groups, without_failed
 from slime_core.rollout.convert import convert, split
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
 from slime_core.rollout.generate import Generators, sampling_params
@@ -109,7 +110,9 @@ class RolloutManager:
         """
         started = time.monotonic()
         trained_version = step if self._num_ranks else 0
-        await self.source.begin_round(trained_version, trained_version if version is None else version)
+        # without trainers no weights are ever sent
+        version = trained_version if version is None or not self._num_ranks else version
+        await self.source.begin_round(trained_version, version)
         stages = self._stages = self._stages.anew()
         with blamed(self._rollout):
             groups = await self._rollout(
@@ -120,7 +123,9 @@ class RolloutManager:
                 stages=stages,
                 evaluation=False,
             )
-        self._check_groups(groups)
+        check_groups(self._rollout, groups)
+        self.source.adopt([group for group in groups if group[0].group_index < 0])
+        groups = without_failed(self._args, groups, stages.tally)
         collected = time.monotonic()
         batch = await convert(self._args, self._convert, groups)
         shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
@@ -213,8 +218,3 @@ class RolloutManager:
         unfinished = directory / f".step_{step:06d}.parquet"
         write_groups(unfinished, groups)
         unfinished.rename(directory / unfinished.name.removeprefix("."))
-
-    def _check_groups(self, groups: list[Group]) -> None:
-        fine = isinstance(groups, list) and all(isinstance(group, list) and group for group in groups)
-        if not fine or not groups:
-            raise PluginError(f"plugin '{self._rollout.name}': rollout must return a non-empty list of groups.")

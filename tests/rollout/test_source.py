@@ -96,8 +96,9 @@ async def test_many_long_prompts_in_a_row_do_not_stop_the_run(make_args, write_r
 async def test_concurrent_draws_take_turns(make_args, rows, open_manager, plugin_file):
     slow = plugin_file(
         "slow",
-        "import time\n@hookimpl\ndef get_samples(state, num_prompts):\n    at = state.get('at', 0)\n    time.sleep(0.05)\n"
-        "    state['at'] = at + num_prompts\n    return [Sample(prompt=f'p{at + i}') for i in range(num_prompts)]",
+        "import time\n@hookimpl\ndef get_samples(state, num_prompts):\n    at = state.get('at', 0)\n"
+        "    time.sleep(0.05)\n    state['at'] = at + num_prompts\n"
+        "    return [Sample(prompt=f'p{at + i}') for i in range(num_prompts)]",
     )
     async with open_manager(make_args("--get-samples", slow)) as manager:
         manager.source.add_groups(await manager.source.get_groups(3))
