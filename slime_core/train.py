@@ -56,14 +56,15 @@ class Run:
         if args.resume is None and args.eval_data:
             self._engines.evaluate(first)
         for step in range(first, args.num_rollout):
-            self._round(step)
+            # the weights a run resumes from were evaluated before they were saved
+            self._round(step, evaluate=step > first and schedule.evaluate_beside(step))
             done = step + 1
             if schedule.evaluate_alone(done):
                 self._engines.evaluate(done)
             if schedule.save(done):
                 self._save(done)
 
-    def _round(self, step: int) -> None:
+    def _round(self, step: int, evaluate: bool) -> None:
         phase, engines, schedule = self._progress.phase, self._engines, self._schedule
         self._progress.lap()
         with phase("rollout", total=self._args.rollout_batch_size, step=step):
@@ -73,7 +74,7 @@ class Run:
             metrics |= engines.send_weights(step)
             if step + 1 < self._args.num_rollout:
                 engines.start_round(step + 1)
-        if schedule.evaluate_beside(step):
+        if evaluate:
             engines.start_evaluation(step)
         with phase("train", step=step):
             metrics |= self._cluster.train(step, collected)

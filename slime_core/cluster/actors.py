@@ -85,6 +85,10 @@ class RolloutActor:
         """Evaluate on every data set."""
         return await self._manager.evaluate(step)
 
+    async def engines_free(self) -> None:
+        """Return when the requests that the last round did not need are gone."""
+        await self._manager.engines_free()
+
     async def progress(self) -> tuple[Tally, list[str]]:
         """The counts of the round under way, and warnings since the last call; an EngineError without a router."""
         if self._router is not None:

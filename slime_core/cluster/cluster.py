@@ -86,6 +86,7 @@ class Cluster:
         """Give every engine the trainer's weights as `version`, verified."""
         if not self._trainers:
             return {}
+        self._get(self._manager.engines_free.remote())
         metrics: dict[str, float] = self._get(self._trainers[0].send_weights.remote(version))
         return metrics
 

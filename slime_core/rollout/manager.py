@@ -163,6 +163,10 @@ class RolloutManager:
         """The counts of the round under way."""
         return self._stages.tally
 
+    async def engines_free(self) -> None:
+        """Return when the requests that the last round did not need are gone, so that no new weights meet them."""
+        await self.engine.aborted()
+
     async def save(self, directory: Path, num_rounds: int) -> None:
         """Write the source, its buffer and the counters as they are after `num_rounds` trained rounds.
 

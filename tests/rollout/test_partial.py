@@ -23,7 +23,7 @@ class WordEngine:
 
     def __init__(self) -> None:
         self.version = self.num_slow = 0
-        self.finish_slow = False
+        self.finish_slow, self.abort_s = False, 0.0
         self.running: dict[str, asyncio.Event] = {}
         self.asked: list[dict] = []
 
@@ -47,6 +47,7 @@ class WordEngine:
         return web.json_response({"text": "x" * count, "output_ids": [7] * count, "meta_info": meta})
 
     async def abort(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.abort_s)
         for event in self.running.values():
             event.set()
         return web.Response()
@@ -113,6 +114,17 @@ async def test_an_aborted_group_waits_with_its_tokens_and_is_continued(engine, s
     assert batch.loss_mask.all()
     continued = [body for body in engine.asked if body["sampling_params"]["max_new_tokens"] == 3]
     assert len(continued) == 4 and all(body["input_ids"][-1] == 7 for body in continued)
+    await manager.close()
+
+
+async def test_new_weights_wait_for_requests_that_are_not_needed(engine, start):
+    """Tokens that a request makes while it is being aborted would be of both weights."""
+    engine.abort_s = 0.3
+    manager = start(PROMPTS, *PARTIAL)
+    await manager.rollout(0)
+    assert any(not event.is_set() for event in engine.running.values()), "the abort is under way"
+    await manager.engines_free()
+    assert all(event.is_set() for event in engine.running.values())
     await manager.close()
 
 
