@@ -188,7 +188,7 @@ class RolloutManager:
             (directory / STATE_FILE).write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
             write_groups(directory / WAITING_FILE, waiting)
             write_groups(directory / PROMPTS_FILE, [[prompt] for prompt in prompts])
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the rollout side cannot be saved: {error}. What get_samples keeps in `state`, and labels and "
                 "metadata of samples, must be JSON-able."
@@ -220,5 +220,11 @@ class RolloutManager:
         directory = run_dir(self._args) / SAMPLES_DIR
         directory.mkdir(parents=True, exist_ok=True)
         unfinished = directory / f".step_{step:06d}.parquet"
-        write_groups(unfinished, groups)
+        try:
+            write_groups(unfinished, groups)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"--save-samples cannot write round {step}: {error}. What plugins keep in labels and metadata must be "
+                "JSON-able."
+            ) from None
         unfinished.rename(directory / unfinished.name.removeprefix("."))

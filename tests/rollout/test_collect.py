@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from slime_core import DataError, Status
-from slime_core.errors import RolloutError
+from slime_core.errors import CheckpointError, RolloutError
 
 # The answer is the reward. A row whose metadata `slow` is set never finishes.
 SCRIPTED = """
@@ -195,6 +195,19 @@ async def test_echo_and_saved_samples_replay(make_args, write_rows, open_manager
     async with open_manager(make_args(*words, "--replay-fraction", "0.5")) as manager:
         (half,) = {(await manager.rollout(0)).metrics["rollout/num_groups"]}
     assert half == 1
+
+
+@pytest.mark.parametrize("kept", ["metadata['x'] = {1, 2}", "metadata['x'] = 2**70", "session_id = 3"])
+async def test_what_a_file_of_samples_cannot_hold_is_told(make_args, open_manager, plugin_file, tmp_path, kept):
+    odd = plugin_file("odd", ECHO.replace("    return", f"    sample.{kept}\n    return"))
+    args = make_args("--generate", odd, "--save-samples", "--partial-rollout", "--max-staleness", "1")
+    async with open_manager(args) as manager:
+        with pytest.raises(DataError, match=r"--save-samples cannot write round 0: .*must be JSON-able"):
+            await manager.rollout(0)
+        groups = [await manager._stages.run_group(group) for group in await manager.source.get_groups(1)]
+        manager.source.add_groups(groups)
+        with pytest.raises(CheckpointError, match=r"the rollout side cannot be saved: .*must be JSON-able"):
+            await manager.save(tmp_path, 0)
 
 
 async def test_round_numbers_and_images_travel_with_their_samples(make_args, open_manager, plugin_file):
