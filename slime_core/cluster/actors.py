@@ -79,7 +79,8 @@ class RolloutActor:
     async def rollout(self, step: int, version: int) -> RoundRefs:
         """Collect a round under weights `version`."""
         collected = await self._manager.rollout(step, version)
-        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics)
+        shards = await asyncio.to_thread(lambda: [ray.put(shard) for shard in collected.shards])
+        return RoundRefs(shards, collected.metrics)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on every data set."""

@@ -128,14 +128,16 @@ class RolloutManager:
         groups = without_failed(self._args, groups, stages.tally)
         collected = time.monotonic()
         batch = await convert(self._args, self._convert, groups)
-        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
+        shards = await asyncio.to_thread(split, batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
         if self._args.save_samples:
             await asyncio.to_thread(self._save_samples, step, groups)
         self._collected = step, groups
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
-        metrics = rollout_metrics(
-            groups, dropped=stages.tally.dropped, failed=stages.tally.failed, weight_version=trained_version
+        converted = time.monotonic()
+        tally = stages.tally
+        metrics = await asyncio.to_thread(
+            rollout_metrics, groups, dropped=tally.dropped, failed=tally.failed, weight_version=trained_version
         )
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
@@ -146,7 +148,7 @@ class RolloutManager:
             "data/too_long": float(self.source.num_too_long),
             "perf/collect_s": collected - started,
             "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
-            "perf/convert_s": time.monotonic() - collected,
+            "perf/convert_s": converted - collected,
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
         return Round(shards, metrics)
