@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import re
 import time
 import tomllib
@@ -46,7 +47,7 @@ class RewardChoice:
         return plugin_name(self.reference)
 
     def __str__(self) -> str:
-        return f"{'+' if self.always else ''}{self.reference}={self.weight:g}"
+        return f"{'+' if self.always else ''}{self.reference}={repr(self.weight).removesuffix('.0')}"
 
 
 def reward_choice(text: str) -> RewardChoice:
@@ -55,6 +56,8 @@ def reward_choice(text: str) -> RewardChoice:
     reference, equals, weight = rest.rpartition("=")
     try:
         choice = RewardChoice(reference, float(weight), always) if equals else RewardChoice(rest, 1.0, always)
+        if not math.isfinite(choice.weight):
+            raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' must look like NAME or NAME=WEIGHT, for example math=0.5") from None
     return RewardChoice(absolute_reference(choice.reference), choice.weight, choice.always)
@@ -171,8 +174,8 @@ def _eval_data_of(name: str, table: dict[str, Any]) -> EvalData:
         "reward": lambda texts: tuple(reward_choice(text) for text in texts),
         "generate": absolute_reference,
         "temperature": non_negative,
-        "top_p": fraction,
-        "top_k": int,
+        "top_p": positive_fraction,
+        "top_k": top_k,
         "max_response_tokens": positive_int,
     }
     values = {}
@@ -218,6 +221,21 @@ def fraction(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
     return value
+
+
+def positive_fraction(text: str) -> float:
+    """A number above 0 and at most 1."""
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0 and at most 1")
+    return value
+
+
+def top_k(text: str) -> int:
+    """-1, which is off, or an integer of at least 1."""
+    if text.strip() != "-1" and (not text.strip().isdigit() or int(text) < 1):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither -1 (off) nor a whole number of at least 1")
+    return int(text)
 
 
 def non_negative(text: str) -> float:
@@ -467,8 +485,8 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
         help="groups drawn at a time (default: the rollout batch size)",
     )
     g.add_argument("--temperature", type=non_negative, default=1.0, metavar="X")
-    g.add_argument("--top-p", type=fraction, default=1.0, metavar="X")
-    g.add_argument("--top-k", type=int, default=-1, metavar="N", help="-1: off")
+    g.add_argument("--top-p", type=positive_fraction, default=1.0, metavar="X")
+    g.add_argument("--top-k", type=top_k, default=-1, metavar="N", help="-1: off")
     g.add_argument("--min-p", type=fraction, default=0.0, metavar="X")
     g.add_argument(
         "--max-response-tokens",
@@ -483,7 +501,10 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt and response together (default: the model's)",
     )
-    g.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="strings that end a generation")
+    # `extend`: from a file each text comes as `--stop=TEXT`, so that it may begin with a dash
+    g.add_argument(
+        "--stop", action="extend", nargs="+", default=[], metavar="TEXT", help="strings that end a generation"
+    )
     g.add_argument("--stop-token-ids", type=int, nargs="+", default=[], metavar="ID")
     g.add_argument(
         "--max-refills",
@@ -567,7 +588,7 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--eval-n-samples-per-prompt", type=positive_int, default=1, metavar="N")
     g.add_argument("--eval-temperature", type=non_negative, metavar="X", help="default: --temperature")
-    g.add_argument("--eval-top-p", type=fraction, metavar="X", help="default: --top-p")
+    g.add_argument("--eval-top-p", type=positive_fraction, metavar="X", help="default: --top-p")
     g.add_argument("--eval-max-response-tokens", type=positive_int, metavar="N", help="default: --max-response-tokens")
 
 
@@ -1082,8 +1103,6 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         )
     if args.num_steps_per_rollout > args.rollout_batch_size * args.n_samples_per_prompt:
         raise OptionError("--num-steps-per-rollout is larger than the number of samples in a round.")
-    if args.top_k == 0 or args.top_k < -1:
-        raise OptionError(f"--top-k {args.top_k} must be -1 (off) or at least 1.")
     if args.sglang and args.engine != "sglang":
         raise OptionError(f"--sglang-{next(iter(args.sglang))} is for SGLang; add --engine sglang.")
     if args.generate_field and len(args.generate) < 2:

@@ -60,7 +60,8 @@ class Run:
         self._num_trained = first
         try:
             for step in range(first, args.num_rollout):
-                self._round(step)
+                # the weights a run resumes from were evaluated before they were saved
+                self._round(step, evaluate=step > first and schedule.evaluate_beside(step))
                 done = step + 1
                 if schedule.evaluate_alone(done):
                     self._engines.evaluate(done)
@@ -72,7 +73,7 @@ class Run:
             saved = f"The state after {self._num_trained} rounds is saved in {directory}; --resume goes on from it."
             raise EnginesLostError(f"{error}\n{saved}") from None
 
-    def _round(self, step: int) -> None:
+    def _round(self, step: int, evaluate: bool) -> None:
         phase, engines, schedule = self._progress.phase, self._engines, self._schedule
         self._progress.lap()
         with phase("rollout", total=self._args.rollout_batch_size, step=step):
@@ -82,7 +83,7 @@ class Run:
             metrics |= engines.send_weights(step)
             if step + 1 < self._args.num_rollout:
                 engines.start_round(step + 1)
-        if schedule.evaluate_beside(step):
+        if evaluate:
             engines.start_evaluation(step)
         with phase("train", step=step):
             metrics |= self._cluster.train(step, collected)

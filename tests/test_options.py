@@ -66,7 +66,12 @@ def test_toml_lists_booleans_and_plugins(model_dir, tmp_path, install_package):
         (["--rewrd", "x"], r"Unknown flag --rewrd; did you mean --reward\?"),
         (["--temperature", "hot"], "--temperature: 'hot' is not a number"),
         (["--rollout-batch-size", "0"], "'0' is not a whole number of at least 1"),
-        (["--top-p", "1.5"], "not a number from 0 to 1"),
+        (["--top-p", "1.5"], "not a number above 0 and at most 1"),
+        (["--top-p", "0"], "--top-p: '0' is not a number above 0 and at most 1"),
+        (["--eval-top-p", "0"], "--eval-top-p: '0' is not a number above 0"),
+        (["--eval-data", 'x={path="nope.jsonl", top-p=0}'], "data set 'x', top_p: '0' is not a number above 0"),
+        (["--eval-data", 'x={path="nope.jsonl", top-k=0}'], "data set 'x', top_k: '0' is neither -1"),
+        (["--top-k", "0"], "--top-k: '0' is neither -1 .off. nor a whole number"),
         (["--prompt-data", "nope.jsonl"], r"no data file .*nope\.jsonl"),
         (["--prompt-data", "nope.jsonl@[1:2:3]"], r"'nope.jsonl@\[1:2:3\]' must look like FILE, FILE@\[START:STOP\]"),
         (["--prompt-data", "nope.jsonl=0"], "'0' is not a number above 0"),
@@ -75,6 +80,7 @@ def test_toml_lists_booleans_and_plugins(model_dir, tmp_path, install_package):
         (["--multimodal-keys", "video=clips"], "'video=clips' must look like image=FIELD"),
         (["--multimodal-keys", "image=a", "image=b"], "names the field of images twice"),
         (["--over-sampling-batch-size", "2", "--rollout-batch-size", "4"], "is smaller than --rollout-batch-size 4"),
+        (["--reward", "x=nan"], "'x=nan' must look like NAME or NAME=WEIGHT"),
         (["--reward", "x=heavy"], "'x=heavy' must look like NAME or NAME=WEIGHT"),
         (["--generate", "nope"], "no plugin named 'nope' is installed"),
         (["--generate", "fifo"], "plugin 'fifo' from slime-core .* does not implement 'generate'"),
@@ -176,6 +182,29 @@ def test_data_files_survive_the_options_file(model_dir, tmp_path, monkeypatch):
     again = parse(["--config", str(tmp_path / "run.toml")]).args
     for name in ("prompt_data", "eval_data", "multimodal_keys"):
         assert getattr(again, name) == getattr(args, name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--stop=---", "--stop=-x", "--stop", "[/INST]", "a b", "\n"],
+        ["--stop=--"],
+        ["--reward", "bonus=0.12345678901234567", "--bonus-factor", "1e-7"],
+        ["--reward", "+bonus=-3"],
+        ["--stop-token-ids", "2", "3", "--top-k", "-1", "--no-shuffle", "--no-grpo-std-normalization"],
+        ["--chat-template-kwargs", '{"a": [false, "\\"q\\""]}', "--engine-env", "A=b c", "B=--x"],
+        ["--eval-data", "h=a.jsonl", 'k={path="a.jsonl@[:1]", reward=["bonus=0.3333333333333333"], top-k=-1}'],
+        ["--engine", "sglang", "--sglang-mem-fraction-static", "0.5", "--sglang-enable-x", "--sglang-list", "a", "b"],
+    ],
+)
+def test_every_option_survives_the_options_file(model_dir, tmp_path, monkeypatch, install_package, words):
+    install_package("slime-bonus", {"bonus": "mod_bonus"}, mod_bonus=PLUGIN)
+    (tmp_path / "a.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    args = parse_args(model_dir, "--run-name", "one", *words)
+    write_options(args, tmp_path / "run.toml")
+    again = parse(["--config", str(tmp_path / "run.toml"), "--run-name", "one"]).args
+    assert vars(again) == vars(args) | {"config": str(tmp_path / "run.toml")}
 
 
 def test_one_data_file_needs_no_list_in_toml(model_dir, tmp_path):

@@ -81,11 +81,16 @@ class RolloutActor:
     async def rollout(self, step: int, version: int) -> RoundRefs:
         """Collect a round under weights `version`."""
         collected = await self._manager.rollout(step, version)
-        return RoundRefs([ray.put(shard) for shard in collected.shards], collected.metrics)
+        shards = await asyncio.to_thread(lambda: [ray.put(shard) for shard in collected.shards])
+        return RoundRefs(shards, collected.metrics)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on every data set."""
         return await self._manager.evaluate(step)
+
+    async def engines_free(self) -> None:
+        """Return when the requests that the last round did not need are gone."""
+        await self._manager.engines_free()
 
     async def progress(self) -> tuple[Tally, list[str]]:
         """The counts of the round under way, and warnings since the last call; an EngineError without a router."""

@@ -100,8 +100,9 @@ class Cluster:
 
         An engine that dies meanwhile is left out, and the others are sent them again.
         """
-        if not self._trainers or self._fleet is None:
+        if not self._trainers or self._fleet is None or not self._fleet.engines:
             return {}
+        self._get(self._manager.engines_free.remote())
         while self._fleet.joining:
             self._poll_fleet()
             time.sleep(POLL_S)

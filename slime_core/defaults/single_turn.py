@@ -2,12 +2,17 @@
 
 from typing import Any
 
-from slime_core import Sample, Status, hookimpl
+from slime_core import DataError, Sample, Status, hookimpl
 
 
 @hookimpl
 async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
     """The sample with one generation; a resumed one goes on from the tokens it has."""
+    if not len(sample.tokens):
+        raise DataError(
+            "a sample has no prompt for --generate single_turn: name prompts with --prompt-data, or a generator that "
+            "brings its own with --generate."
+        )
     room = sampling_params["max_new_tokens"] - sample.response_length
     room = min(room, engine.context_tokens - len(sample.tokens))
     if room <= 0:

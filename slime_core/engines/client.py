@@ -60,6 +60,7 @@ class EngineClient:
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
         self._num_running = self._num_retries = 0
+        self._aborting: set[Requests] = set()
         self._parsing = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
@@ -130,7 +131,19 @@ class EngineClient:
         An engine is told again until then: a request may still have been on its way.
         """
         requests.stopped = True
-        deadline, pause = time.monotonic() + timeout_s, FIRST_ABORT_PAUSE_S
+        self._aborting.add(requests)
+        try:
+            await self._abort_until(requests, time.monotonic() + timeout_s)
+        finally:
+            self._aborting.discard(requests)
+
+    async def aborted(self) -> None:
+        """Return when no `abort` is under way."""
+        while self._aborting:
+            await asyncio.sleep(FIRST_ABORT_PAUSE_S)
+
+    async def _abort_until(self, requests: Requests, deadline: float) -> None:
+        pause = FIRST_ABORT_PAUSE_S
         while requests.running and time.monotonic() < deadline:
             alone = len(requests.running) == self._num_running
             bodies = [{"abort_all": True}] if alone else [{"rid": rid} for rid in requests.running]

@@ -40,9 +40,15 @@ class Buffer:
         """Return when every recalled group is here."""
         while self._recalls:
             task = next(iter(self._recalls))
-            groups = await task
-            del self._recalls[task]
-            self._groups.extend(groups)
+            await asyncio.wait([task])  # whoever waits may be cancelled; the recall goes on
+            if self._recalls.pop(task, None) is not None:
+                self._groups.extend(task.result())
+
+    async def close(self) -> None:
+        """End recalls that are under way, for good."""
+        for task in self._recalls:
+            task.cancel()
+        await asyncio.gather(*self._recalls, return_exceptions=True)
 
     def remember(self, prompt: Sample) -> None:
         """Keep the pristine prompt of a group, numbered as the group's first sample, while the group is not trained."""

@@ -6,19 +6,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from slime_core.errors import RolloutError
 from slime_core.options import Options
 from slime_core.rollout.source import Source
-from slime_core.rollout.stages import Stages, gather
+from slime_core.rollout.stages import Stages
 from slime_core.types import Drop, Group
 
 logger = logging.getLogger(__name__)
 
-Verdict = tuple[Group, Drop | None]
-
 STARTED_AT_A_TIME, CANCELLED_AT_A_TIME = 4, 64
 """Groups started, and tasks ended, between two turns of the event loop, so that thousands do not hold it."""
+
+CANCEL_TIMEOUT_S = 5.0
+"""How long a cancelled generator or grader may take to end; one that swallows the cancellation is left behind."""
+
+
+class Verdict(NamedTuple):
+    """A group after its stages."""
+
+    whole: Group
+    """As far as it got, failed samples included: what waits for a later round, if it is not needed in this one."""
+    left: Group
+    """Without the failed samples: what is trained."""
+    drop: Drop | None
 
 
 async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
@@ -52,13 +64,13 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                     task.add_done_callback(done.put_nowait)
                     running[task] = group
             for task in sorted(await _all_done(done), key=lambda task: running[task][0].group_index):
-                finished, drop = task.result()
+                _, left, drop = task.result()
                 if drop is not None and not (drop.spare and len(kept) + len(running) <= wanted):
                     del running[task]
                     tally.dropped[drop.reason] += 1
                 elif len(kept) < wanted:
                     del running[task]
-                    kept.append(finished)
+                    kept.append(left)
                     fruitless_draws = 0
             tally.num_kept = len(kept)
     except BaseException:
@@ -81,23 +93,29 @@ async def recalled(args: Options, stages: Stages, running: dict[asyncio.Task[Ver
     let go within --abort-timeout-s comes back as it was before the round. Otherwise all come back as they were.
     """
     deadline = time.monotonic() + args.abort_timeout_s
-    await stages.underway.abort(stages.engine, args.abort_timeout_s)
-    patience = max(0.0, deadline - time.monotonic()) if args.partial_rollout else 0.0
-    done, stuck = await asyncio.wait(running, timeout=patience)
-    await _cancel(list(stuck))
+    try:
+        await stages.underway.abort(stages.engine, args.abort_timeout_s)
+        patience = max(0.0, deadline - time.monotonic()) if args.partial_rollout else 0.0
+        done, stuck = await asyncio.wait(running, timeout=patience)
+        await _cancel(list(stuck))
+    except asyncio.CancelledError:
+        await _cancel(list(running))
+        raise
     groups = []
     for task, group in sorted(running.items(), key=lambda item: item[1][0].group_index):
-        error = None if task.cancelled() else task.exception()
+        error = None if not task.done() or task.cancelled() else task.exception()
         if error is not None:
             logger.warning("a group that was no longer needed failed: %s; it starts afresh", error)
         usable = task in done and not task.cancelled() and error is None
-        groups.append(task.result()[0] if usable and args.partial_rollout else group)
+        groups.append(task.result().whole if usable and args.partial_rollout else group)
     return groups
 
 
 async def _run(stages: Stages, group: Group) -> Verdict:
     finished = await stages.run_group(group)
-    return (finished, None) if stages.underway.stopped else await stages.judge(finished)
+    if stages.underway.stopped:
+        return Verdict(finished, finished, None)
+    return Verdict(finished, *await stages.judge(finished))
 
 
 async def _all_done(done: asyncio.Queue[asyncio.Task[Verdict]]) -> list[asyncio.Task[Verdict]]:
@@ -108,13 +126,20 @@ async def _all_done(done: asyncio.Queue[asyncio.Task[Verdict]]) -> list[asyncio.
     return tasks
 
 
-async def _cancel(tasks: list[asyncio.Task[Verdict]]) -> None:
-    """End tasks; their requests are aborted by disconnecting, their graders are killed."""
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """End tasks; their requests are aborted by disconnecting, their graders are killed. Bounded in time."""
     for start in range(0, len(tasks), CANCELLED_AT_A_TIME):
         for task in tasks[start : start + CANCELLED_AT_A_TIME]:
             task.cancel()
         await asyncio.sleep(0)
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if not tasks:
+        return
+    ended, alive = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_S)
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # seen; a group that is no longer needed may fail
+    if alive:
+        logger.warning("%d groups went on though they were cancelled: a plugin holds back CancelledError", len(alive))
 
 
 def _fruitless_message(draws: int, stages: Stages) -> str:
@@ -128,7 +153,15 @@ def _fruitless_message(draws: int, stages: Stages) -> str:
 async def run_all(groups: Sequence[Group], stages: Stages) -> list[Group]:
     """Every group, generated and scored; for evaluation."""
     stages.tally.num_wanted = len(groups)
-    return await gather(_counted(stages, group) for group in groups)
+    tasks: list[asyncio.Task[Group]] = []
+    try:
+        for number, group in enumerate(groups):
+            if number % STARTED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(_counted(stages, group)))
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
 
 
 async def _counted(stages: Stages, group: Group) -> Group:

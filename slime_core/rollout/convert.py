@@ -20,10 +20,14 @@ async def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatc
     Raises:
         PluginError: when the plugin returns anything else, or arrays that do not fit together.
     """
+    return await asyncio.to_thread(_convert, args, bound, groups)
+
+
+def _convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
     # in order from the start, so that the arrays need not be copied once more
     groups = sorted((sorted(group, key=_index) for group in groups), key=lambda group: group[0].group_index)
     with blamed(bound):
-        batch = await asyncio.to_thread(bound, args=args, groups=groups)
+        batch = bound(args=args, groups=groups)
     if not isinstance(batch, TrainBatch):
         raise PluginError(f"plugin '{bound.name}': convert_train_data must return a TrainBatch, got {_kind(batch)}.")
     try:

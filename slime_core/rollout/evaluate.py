@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from slime_core.engines.client import EngineClient
 from slime_core.options import EvalData, Options
 from slime_core.plugins import plugin_name
 from slime_core.rollout.buffer import members
+from slime_core.rollout.collected import check_groups
 from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.rows import PromptFile, open_prompt_file
 from slime_core.rollout.source import longest_prompt, tokenize
@@ -63,7 +65,7 @@ def eval_sampling_params(args: Options, entry: EvalData) -> dict[str, Any]:
 async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: Stages, step: int) -> dict[str, float]:
     """Metrics `eval/<name>/...` of one data set; prompts too long for the context are counted and left out."""
     entry = dataset.entry
-    groups = _groups(args, dataset, stages.engine)
+    groups = await asyncio.to_thread(_groups, args, dataset, stages.engine)
     spare_indices = itertools.count(sum(map(len, groups)))
     stages = replace(
         stages.anew(),
@@ -73,7 +75,7 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
     )
     if dataset.generate is not None:
         own = {plugin_name(dataset.generate.name): dataset.generate}
-        stages = replace(stages, generators=Generators(args, own))
+        stages = replace(stages, generators=Generators(None, own))
     if entry.reward is not None:
         stages = replace(stages, rewards=stages.rewards.only(entry.reward))
     source = EvalSource(entry.name, groups)
@@ -81,7 +83,8 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
         finished = await rollout(
             args=args, step=step, source=source, engine=stages.engine, stages=stages, evaluation=True
         )
-    metrics = eval_metrics(entry.name, finished)
+    check_groups(rollout, finished, may_be_empty=True)
+    metrics = await asyncio.to_thread(eval_metrics, entry.name, finished)
     too_long = len(dataset.file) - len(groups)
     counts = {"too_long": too_long, "bad_rows": dataset.file.num_bad_rows}
     return metrics | {f"eval/{entry.name}/{key}": float(count) for key, count in counts.items() if count}

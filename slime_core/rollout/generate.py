@@ -30,9 +30,9 @@ def sampling_params(args: Options) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Generators:
-    """The generators that --generate names; a row's metadata field --generate-field picks one of them."""
+    """The generators that --generate names; a row's metadata field `field` (--generate-field) picks one of them."""
 
-    args: Options
+    field: str | None
     by_name: dict[str, Bound]
 
     def of(self, sample: Sample) -> Bound:
@@ -41,13 +41,12 @@ class Generators:
         Raises:
             DataError: when the row names one that --generate does not.
         """
-        field = self.args.generate_field
-        wanted = None if field is None else sample.metadata.get(field)
+        wanted = None if self.field is None else sample.metadata.get(self.field)
         if wanted is None:
             return next(iter(self.by_name.values()))
         if wanted not in self.by_name:
             raise DataError(
-                f"a row of data set '{sample.dataset}' has metadata {field}={wanted!r}, which is none of the "
+                f"a row of data set '{sample.dataset}' has metadata {self.field}={wanted!r}, which is none of the "
                 f"generators that --generate names: {', '.join(self.by_name)}."
             )
         return self.by_name[wanted]
@@ -73,12 +72,13 @@ async def generate_samples(
         PluginError: when the plugin raises, or returns anything but a list of at least one finished sample.
     """
     seen = SampleEngine(engine, requests, args.seed, sample)
+    own = {key: list(value) if isinstance(value, list) else value for key, value in params.items()}
     with blamed(generate):
         made = await generate(
             args=args,
             engine=seen,
             sample=sample,
-            sampling_params={**params, **sample.sampling_params},
+            sampling_params={**own, **sample.sampling_params},
             evaluation=evaluation,
         )
     if not isinstance(made, list) or not made or not all(isinstance(s, Sample) for s in made):
@@ -87,6 +87,12 @@ async def generate_samples(
             f"plugin '{generate.name}': generate must return a list of at least one Sample, got {what} "
             f"for sample {sample.index}."
         )
+    if len({id(one) for one in made}) < len(made):
+        raise PluginError(
+            f"plugin '{generate.name}': generate returned the same Sample object twice for sample {sample.index}; each "
+            "must be an object of its own, see Sample.clone."
+        )
+    index = sample.index
     for position, one in enumerate(made):
         if one.status is Status.PENDING:
             raise PluginError(
@@ -96,6 +102,5 @@ async def generate_samples(
         if one.reward is not None and not math.isfinite(one.reward):
             raise PluginError(f"plugin '{generate.name}': generate gave sample {sample.index} the reward {one.reward}.")
         one.group_index, one.rollout_index = sample.group_index, sample.rollout_index
-        if position and one.index == sample.index:
-            one.index = take_index()
+        one.index = take_index() if position else index
     return made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import orjson
 from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
 from slime_core.engines.model_dir import context_length, load_tokenizer
-from slime_core.errors import CheckpointError, DataError, PluginError
+from slime_core.errors import CheckpointError, DataError
 from slime_core.options import Options, hook_choices
 from slime_core.plugins import load_plugins, plugin_name
+from slime_core.rollout.collected import check_groups, without_failed
 from slime_core.rollout.convert import convert, split
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
 from slime_core.rollout.generate import Generators, sampling_params
@@ -86,7 +88,9 @@ class RolloutManager:
         self._stages = Stages(
             args=args,
             engine=self.engine,
-            generators=Generators(args, {plugin_name(name): bind("generate", name) for name in args.generate}),
+            generators=Generators(
+                args.generate_field, {plugin_name(name): bind("generate", name) for name in args.generate}
+            ),
             rewards=self._rewards,
             dynamic_filters=[bind("dynamic_filter", name) for name in args.dynamic_filter],
             over_sampling_filters=[bind("over_sampling_filter", name) for name in args.over_sampling_filter],
@@ -97,7 +101,7 @@ class RolloutManager:
         self._monitor.__enter__()
         self.num_trained = 0
         self.num_dropped = 0
-        self._working: set[asyncio.Task[Any] | None] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         """Rounds and evaluations under way."""
         self._collected: tuple[int, list[Group]] = (-1, [])
 
@@ -109,35 +113,30 @@ class RolloutManager:
         """
         started = time.monotonic()
         trained_version = step if self._num_ranks else 0
-        await self.source.begin_round(trained_version, trained_version if version is None else version)
+        # without trainers no weights are ever sent
+        version = trained_version if version is None or not self._num_ranks else version
+        await self.source.begin_round(trained_version, version)
         stages = self._stages = self._stages.anew()
-        self._working.add(task := asyncio.current_task())
-        try:
-            with blamed(self._rollout):
-                groups = await self._rollout(
-                    args=self._args,
-                    step=step,
-                    source=self.source,
-                    engine=self.engine,
-                    stages=stages,
-                    evaluation=False,
-                )
-        except BaseException:
-            self.num_dropped += stages.tally.dropped.total()
-            raise
-        finally:
-            self._working.discard(task)
-        self._check_groups(groups)
-        collected = time.monotonic()
-        batch = await convert(self._args, self._convert, groups)
-        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
-        if self._args.save_samples:
-            await asyncio.to_thread(self._save_samples, step, groups)
+        with self._under_way():
+            groups = await self._collect(step, stages)
+            collected = time.monotonic()
+            try:
+                batch = await convert(self._args, self._convert, groups)
+                num_shards = max(1, self._num_ranks)
+                shards = await asyncio.to_thread(split, batch, num_shards, self._args.num_steps_per_rollout)
+                if self._args.save_samples:
+                    await asyncio.to_thread(self._save_samples, step, groups)
+            except asyncio.CancelledError:
+                self.num_dropped += stages.tally.dropped.total()
+                self.source.add_groups(groups)
+                raise
         self._collected = step, groups
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
-        metrics = rollout_metrics(
-            groups, dropped=stages.tally.dropped, failed=stages.tally.failed, weight_version=trained_version
+        converted = time.monotonic()
+        tally = stages.tally
+        metrics = await asyncio.to_thread(
+            rollout_metrics, groups, dropped=tally.dropped, failed=tally.failed, weight_version=trained_version
         )
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
@@ -149,7 +148,7 @@ class RolloutManager:
             "engines/retries": float(self.engine.take_num_retries()),
             "perf/collect_s": collected - started,
             "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
-            "perf/convert_s": time.monotonic() - collected,
+            "perf/convert_s": converted - collected,
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
         return Round(shards, metrics)
@@ -158,17 +157,14 @@ class RolloutManager:
         """Metrics of every evaluation data set, after `step` trained rounds."""
         started = time.monotonic()
         metrics: dict[str, float] = {}
-        self._working.add(task := asyncio.current_task())
-        try:
+        with self._under_way():
             for dataset in self._eval_datasets:
                 metrics |= await evaluate(self._args, dataset, self._eval_rollout, self._stages, step)
-        finally:
-            self._working.discard(task)
         return metrics | {"perf/eval_s": time.monotonic() - started}
 
     async def abandon(self) -> None:
         """Give up the round and the evaluation under way. Groups that were drawn wait for a later round."""
-        tasks = [task for task in self._working if task is not None]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,6 +172,10 @@ class RolloutManager:
     def progress(self) -> Tally:
         """The counts of the round under way."""
         return self._stages.tally
+
+    async def engines_free(self) -> None:
+        """Return when the requests that the last round did not need are gone, so that no new weights meet them."""
+        await self.engine.aborted()
 
     async def save(self, directory: Path, num_rounds: int) -> None:
         """Write the source, its buffer and the counters as they are after `num_rounds` trained rounds.
@@ -198,7 +198,7 @@ class RolloutManager:
             (directory / STATE_FILE).write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
             write_groups(directory / WAITING_FILE, waiting)
             write_groups(directory / PROMPTS_FILE, [[prompt] for prompt in prompts])
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the rollout side cannot be saved: {error}. What get_samples keeps in `state`, and labels and "
                 "metadata of samples, must be JSON-able."
@@ -219,20 +219,53 @@ class RolloutManager:
             raise CheckpointError(f"the rollout state in {directory} cannot be read: {error}") from error
 
     async def close(self) -> None:
-        """End the reward workers and close connections and plugins."""
+        """End what is under way and the reward workers; close connections and plugins."""
         self._monitor.close()
+        await self.source.close()
         self._rewards.close()
         self._plugins.close()
         await self.engine.close()
+
+    async def _collect(self, step: int, stages: Stages) -> list[Group]:
+        """What the `rollout` plugin collects, checked, numbered, without failed samples."""
+        try:
+            with blamed(self._rollout):
+                groups = await self._rollout(
+                    args=self._args,
+                    step=step,
+                    source=self.source,
+                    engine=self.engine,
+                    stages=stages,
+                    evaluation=False,
+                )
+        except asyncio.CancelledError:
+            self.num_dropped += stages.tally.dropped.total()
+            raise
+        check_groups(self._rollout, groups)
+        self.source.adopt([group for group in groups if group[0].group_index < 0])
+        return without_failed(self._args, groups, stages.tally)
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Lets `abandon` cancel the current task."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("rounds and evaluations run in tasks")
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
 
     def _save_samples(self, step: int, groups: list[Group]) -> None:
         directory = run_dir(self._args) / SAMPLES_DIR
         directory.mkdir(parents=True, exist_ok=True)
         unfinished = directory / f".step_{step:06d}.parquet"
-        write_groups(unfinished, groups)
+        try:
+            write_groups(unfinished, groups)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"--save-samples cannot write round {step}: {error}. What plugins keep in labels and metadata must be "
+                "JSON-able."
+            ) from None
         unfinished.rename(directory / unfinished.name.removeprefix("."))
-
-    def _check_groups(self, groups: list[Group]) -> None:
-        fine = isinstance(groups, list) and all(isinstance(group, list) and group for group in groups)
-        if not fine or not groups:
-            raise PluginError(f"plugin '{self._rollout.name}': rollout must return a non-empty list of groups.")

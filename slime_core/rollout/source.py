@@ -19,8 +19,8 @@ from slime_core.types import Group, Sample
 
 logger = logging.getLogger(__name__)
 
-MAX_TOO_LONG_DRAWS = 16
-"""Draws in a row of which every prompt was too long, before the run stops."""
+MAX_TOO_LONG = 4096
+"""Prompts in a row that are too long, before the run stops."""
 
 
 class Source:
@@ -34,6 +34,7 @@ class Source:
         self._get_samples = get_samples
         self._engine = engine
         self._buffer = Buffer(args, buffer_filter)
+        self._taking = asyncio.Lock()
         self._plugin_state: dict[str, Any] = {}
         self._trained_version = self._version = 0
         self._next_index = 0
@@ -57,11 +58,15 @@ class Source:
         self._buffer.forget_trained()
 
     async def get_groups(self, num_groups: int) -> list[Group]:
-        """Exactly `num_groups` groups: those the buffer filter takes, and new prompts for the rest."""
-        groups = await self._buffer.take(num_groups, self._trained_version, self._version)
-        for prompt in await self._draw(num_groups - len(groups)):
-            groups.append(self._new_group(prompt))
-        return groups
+        """Exactly `num_groups` groups: those the buffer filter takes, and new prompts for the rest.
+
+        Concurrent calls take turns.
+        """
+        async with self._taking:
+            groups = await self._buffer.take(num_groups, self._trained_version, self._version)
+            for prompt in await self._draw(num_groups - len(groups)):
+                groups.append(self._new_group(prompt))
+            return groups
 
     def add_groups(self, groups: Sequence[Group]) -> None:
         """Let groups wait for a later round: surplus ones, or those of an external producer, which are numbered here.
@@ -84,6 +89,10 @@ class Source:
     async def settle(self) -> None:
         """Return when every recalled group is back."""
         await self._buffer.settle()
+
+    async def close(self) -> None:
+        """End what still calls groups back; they are lost, unless they were saved."""
+        await self._buffer.close()
 
     def take_index(self) -> int:
         """A fresh sample index, for samples that a generator adds."""
@@ -118,13 +127,14 @@ class Source:
         samples: list[Sample] = []
         limit, fruitless = longest_prompt(self._args, self._engine), 0
         while len(samples) < num_prompts:
-            good = await asyncio.to_thread(self._draw_once, num_prompts - len(samples))
+            count = num_prompts - len(samples)
+            good = await asyncio.to_thread(self._draw_once, count)
             samples += good
-            fruitless = 0 if good else fruitless + 1
-            if fruitless == MAX_TOO_LONG_DRAWS:
+            fruitless = 0 if good else fruitless + count
+            if fruitless >= MAX_TOO_LONG:
                 raise DataError(
-                    f"{MAX_TOO_LONG_DRAWS} draws in a row gave only prompts longer than {limit} "
-                    "tokens; raise --max-prompt-tokens (or the model's context) or shorten the data."
+                    f"{fruitless} prompts in a row are longer than {limit} tokens; raise --max-prompt-tokens (or the "
+                    "model's context) or shorten the data."
                 )
         return samples
 

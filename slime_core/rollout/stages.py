@@ -74,6 +74,7 @@ class Stages:
         made = [sample]
         if sample.status in UNFINISHED and not self.underway.stopped:
             made = await self._generate(sample)
+            self._note_failures(made)
         finished = [one for one in made if one.status not in UNFINISHED]
         if len(finished) == 1:  # the usual case needs no task of its own
             await self.underway.grade(self.rewards.score_sample(finished[0], self.tally))
@@ -101,10 +102,15 @@ class Stages:
             for one in made:
                 if one.status is Status.ABORTED:
                     one.fail(f"its generation was aborted {MAX_ABORTS + 1} times")
-                    self.tally.failed["generate"] += 1
             return made
         parts = [await self._generate(one, num_aborts + 1) if one.status is Status.ABORTED else [one] for one in made]
         return [one for part in parts for one in part]
+
+    def _note_failures(self, made: list[Sample]) -> None:
+        for sample in made:
+            if sample.status is Status.FAILED:
+                self.tally.failed["generate"] += 1
+                self.tally.first_failure = self.tally.first_failure or f"generate failed: {sample.failure}"
 
     def _count(self, finished: Group) -> None:
         self.tally.num_samples += len(finished)

@@ -252,7 +252,7 @@ def test_dry_run_prints_options_and_plugins_and_starts_nothing(start_run, tmp_pa
 
 
 def test_a_round_is_generated_while_the_last_one_trains(start_run, read_rows, tmp_path, prompts):
-    words = ["--max-staleness", "1", "--save-interval", "2", "--eval-interval", "1", "--num-rollout", "4"]
+    words = ["--max-staleness", "1", "--save-interval", "3", "--eval-interval", "1", "--num-rollout", "4"]
     run = start_run(*words, "--eval-data", f"heldout={prompts}")
     code, output = run.finish()
     assert code == 0, output
@@ -268,6 +268,8 @@ def test_a_round_is_generated_while_the_last_one_trains(start_run, read_rows, tm
     assert [row["step"] for row in trained] == list(range(6))
     assert [row["data/trained"] for row in trained] == [4 * (step + 1) for step in range(6)]
     assert all(row["data/drawn"] == row["data/trained"] + row["data/waiting"] for row in trained)
+    evaluated = [row["step"] for row in read_rows() if "eval/heldout/mean" in row]
+    assert evaluated == list(range(7)), "the weights that it resumed from are not evaluated again"
 
 
 def test_partial_rollout_trains_tokens_of_two_versions(start_run, read_rows, tmp_path):

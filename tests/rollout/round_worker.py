@@ -15,6 +15,7 @@ import numpy as np
 from slime_core import TrainBatch
 from slime_core.options import parse
 from slime_core.rollout.manager import RolloutManager
+from slime_core.schedule import Schedule
 from slime_core.tracking.checkpoints import checkpoints, latest_checkpoint, new_checkpoint
 
 TRAINED = "trained.json"
@@ -30,14 +31,17 @@ def groups_of(batch: TrainBatch) -> dict[int, list[int]]:
 
 
 async def main(run_dir: Path, num_rounds: int, flags: list[str]) -> None:
-    manager = RolloutManager(parse(flags).args, "http://127.0.0.1:1", [], 1)
-    first, trained = 0, []
+    args = parse(flags).args
+    manager = RolloutManager(args, "http://127.0.0.1:1", [], 1)
+    first, trained, ahead = 0, [], None
     if checkpoints(run_dir):
         directory, first = latest_checkpoint(run_dir)
         manager.load(directory)
         trained = json.loads((directory / TRAINED).read_text())
     for step in range(first, num_rounds):
-        collected = await manager.rollout(step)
+        collected = ahead or await manager.rollout(step)
+        if Schedule(args).ahead and step + 1 < num_rounds:
+            ahead = await manager.rollout(step + 1, version=step)
         trained.append(sorted(groups_of(collected.shards[0].batch).items()))
         with new_checkpoint(run_dir, step + 1, 2) as directory:
             (directory / TRAINED).write_text(json.dumps(trained))

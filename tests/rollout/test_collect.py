@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from slime_core import DataError, PluginError, Sample, Status
-from slime_core.errors import RolloutError
+from slime_core import DataError, Status
+from slime_core.errors import CheckpointError, RolloutError
 
 # The answer is the reward. A row whose metadata `slow` is set never finishes.
 SCRIPTED = """
@@ -149,49 +149,6 @@ async def test_too_many_failures_stop_the_run_with_the_first_reason(graded):
         await graded("True", "--max-reward-failure-rate", "0.25")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("return None", "generate must return a list of at least one Sample, got NoneType"),
-        ("return []", "got a list of 0"),
-        ("raise ValueError('broken tool')", "plugin 'broken' from .*: generate raised ValueError: broken tool"),
-        ("return [sample]", "generate left sample .* PENDING"),
-        ("sample.status, sample.reward = Status.COMPLETED, float('nan'); return [sample]", "the reward nan"),
-    ],
-)
-async def test_a_generator_that_breaks_its_contract_stops_the_run(make_args, open_manager, plugin_file, body, message):
-    broken = plugin_file("broken", f"@hookimpl\nasync def generate(sample): {body}")
-    async with open_manager(make_args("--generate", broken)) as manager:
-        with pytest.raises(PluginError, match=message):
-            await manager.rollout(0)
-        assert len(asyncio.all_tasks()) == 1, "the other samples' tasks are gone"
-
-
-async def test_a_fan_out_shares_its_rollout_and_has_indices_of_its_own(make_args, open_manager, plugin_file):
-    fan_out = plugin_file(
-        "fan_out",
-        "@hookimpl\nasync def generate(sample):\n    made = [sample, sample.clone(), sample.clone()]\n"
-        "    for one in made:\n        one.append([1], logprobs=[-1.0])\n"
-        "        one.status, one.reward = Status.COMPLETED, 1.0\n    return made",
-    )
-    async with open_manager(make_args("--generate", fan_out)) as manager:
-        one = await manager.rollout(0)
-    batch = one.shards[0].batch
-    assert batch.num_samples == 12 and len(set(batch.sample_index.tolist())) == 12
-    assert Counter(batch.rollout_index.tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
-    assert Counter(batch.group_index.tolist()) == {0: 6, 1: 6}
-
-
-async def test_a_rollout_plugin_replaces_the_collection(make_args, open_manager, plugin_file):
-    own = plugin_file(
-        "own",
-        ECHO + "\n@hookimpl\nasync def rollout(args, step, source, stages):\n"
-        "    return [await stages.run_group(group) for group in await source.get_groups(3)]",
-    )
-    async with open_manager(make_args("--generate", own, "--rollout", own)) as manager:
-        assert (await manager.rollout(0)).metrics["rollout/num_groups"] == 3
-
-
 async def test_a_saved_manager_goes_on_with_the_same_prompts(
     make_args, write_rows, open_manager, plugin_file, tmp_path
 ):
@@ -210,57 +167,6 @@ async def test_a_saved_manager_goes_on_with_the_same_prompts(
         resumed = [await second.source.get_groups(4)]
     prompts = [[[s.to_dict() for s in group] for group in groups] for groups in (expected[0], resumed[0])]
     assert prompts[0] == prompts[1]
-
-
-async def test_external_groups_are_numbered_and_trained_as_they_are(make_args, open_manager, plugin_file):
-    def finished(reward):
-        sample = Sample(prompt="from elsewhere", status=Status.COMPLETED, reward=reward)
-        sample.append([5, 6], logprobs=[-1.0, -1.0])
-        return sample
-
-    fan = [finished(1.0), finished(0.0)]
-    fan[0].rollout_index = fan[1].rollout_index = 7
-    async with open_manager(make_args("--generate", plugin_file("echo", ECHO))) as manager:
-        manager.source.add_groups([[finished(1.0), finished(0.0), finished(0.5)], fan])
-        batch = (await manager.rollout(0)).shards[0].batch
-        assert_conserved(manager)
-    assert batch.rewards.tolist() == [1.0, 0.0, 0.5, 1.0, 0.0]
-    assert batch.group_index.tolist() == [0, 0, 0, 1, 1]
-    assert batch.rollout_index.tolist() == [0, 1, 2, 3, 3]
-    assert batch.sample_index.tolist() == [0, 1, 2, 3, 4]
-
-
-async def test_a_row_may_name_its_generator(make_args, write_rows, open_manager, plugin_file):
-    one = plugin_file("one", ECHO)
-    two = plugin_file("two", ECHO.replace("[1]", "[2]"))
-    path = write_rows([{"prompt": "p", "metadata": {"by": "two"}}, {"prompt": "p"}])
-    words = ["--prompt-data", path, "--no-shuffle", "--generate", one, two, "--generate-field", "by"]
-    async with open_manager(make_args(*words)) as manager:
-        batch = (await manager.rollout(0)).shards[0].batch
-    assert batch.tokens.reshape(4, 2)[:, 1].tolist() == [2, 2, 1, 1]
-
-
-async def test_a_row_that_names_no_generator_of_the_run_stops_it(make_args, write_rows, open_manager, plugin_file):
-    path = write_rows([{"prompt": "p", "metadata": {"by": "three"}}])
-    words = ["--prompt-data", path, "--generate", plugin_file("one", ECHO), "single_turn", "--generate-field", "by"]
-    async with open_manager(make_args(*words)) as manager:
-        with pytest.raises(DataError, match=r"by='three', which is none of the generators .*: one, single_turn"):
-            await manager.rollout(0)
-
-
-async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, plugin_file):
-    source = plugin_file(
-        "hot",
-        "@hookimpl\ndef get_samples(num_prompts):\n"
-        "    return [Sample(sampling_params={'temperature': 0.5}) for _ in range(num_prompts)]",
-    )
-    note = ECHO.replace("sample)", "sample, sampling_params)").replace(
-        "[1]", "[int(100 * sampling_params['temperature']), int(sampling_params['top_p'])]"
-    )
-    note = note.replace("logprobs=[-1.0]", "logprobs=[-1.0, -1.0]")
-    async with open_manager(make_args("--get-samples", source, "--generate", plugin_file("note", note))) as manager:
-        batch = (await manager.rollout(0)).shards[0].batch
-    assert batch.tokens.tolist() == [50, 1] * 4
 
 
 @pytest.mark.parametrize("words", [[], ["--partial-rollout", "--max-staleness", "1", "--abort-timeout-s", "0.2"]])
@@ -291,6 +197,19 @@ async def test_echo_and_saved_samples_replay(make_args, write_rows, open_manager
     assert half == 1
 
 
+@pytest.mark.parametrize("kept", ["metadata['x'] = {1, 2}", "metadata['x'] = 2**70", "session_id = 3"])
+async def test_what_a_file_of_samples_cannot_hold_is_told(make_args, open_manager, plugin_file, tmp_path, kept):
+    odd = plugin_file("odd", ECHO.replace("    return", f"    sample.{kept}\n    return"))
+    args = make_args("--generate", odd, "--save-samples", "--partial-rollout", "--max-staleness", "1")
+    async with open_manager(args) as manager:
+        with pytest.raises(DataError, match=r"--save-samples cannot write round 0: .*must be JSON-able"):
+            await manager.rollout(0)
+        groups = [await manager._stages.run_group(group) for group in await manager.source.get_groups(1)]
+        manager.source.add_groups(groups)
+        with pytest.raises(CheckpointError, match=r"the rollout side cannot be saved: .*must be JSON-able"):
+            await manager.save(tmp_path, 0)
+
+
 async def test_round_numbers_and_images_travel_with_their_samples(make_args, open_manager, plugin_file):
     turns = plugin_file(
         "turns",
@@ -302,3 +221,32 @@ async def test_round_numbers_and_images_travel_with_their_samples(make_args, ope
     by_index = {int(i): (b.per_sample["round_number"][k], b.multimodal[k])
                 for b in (shard.batch for shard in shards) for k, i in enumerate(b.sample_index)}  # fmt: skip
     assert by_index == {0: (-1, None), 1: (-1, {"images": ["data:"]}), 2: (3, None), 3: (-1, None)}
+
+
+PARTIAL = ["--partial-rollout", "--max-staleness", "1"]
+
+
+async def test_a_group_that_waits_keeps_its_failed_samples(make_args, open_manager, plugin_file):
+    """Its filter is still at work when the round is full: a later round judges all of it again."""
+    one_fails = plugin_file("grader", FAILS.format(condition="sample.index == 6").replace("def", "async def"))
+    slow = plugin_file(
+        "slow",
+        "import time\n@hookimpl\ndef dynamic_filter(samples):\n    time.sleep(samples[0].group_index == 2)",
+    )
+    words = ["--n-samples-per-prompt", "3", "--over-sampling-batch-size", "3", "--reward", one_fails, *PARTIAL]
+    args = make_args("--generate", plugin_file("echo", ECHO), "--dynamic-filter", slow, *words)
+    async with open_manager(args) as manager:
+        assert trained(await manager.rollout(0)) == [0, 1]
+        await manager.source.settle()
+        [waiting], _ = manager.source.waiting()
+        assert [sample.status for sample in waiting] == [Status.FAILED, Status.COMPLETED, Status.COMPLETED]
+        assert_conserved(manager)
+
+
+async def test_closing_while_groups_are_called_back_leaves_no_task(make_args, write_rows, open_manager, plugin_file):
+    path = write_rows([{"prompt": "p", "metadata": row} for row in (GOOD, GOOD, SLOW, SLOW)])
+    words = ["--prompt-data", path, "--no-shuffle", "--over-sampling-batch-size", "4", *PARTIAL]
+    async with open_manager(make_args("--generate", plugin_file("scripted", SCRIPTED), *words)) as manager:
+        await manager.rollout(0)
+        assert len(asyncio.all_tasks()) > 1, "groups are being called back"
+    assert len(asyncio.all_tasks()) == 1

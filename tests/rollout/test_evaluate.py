@@ -1,8 +1,11 @@
 """Evaluation: every row, n samples each, nothing shared with training; failures count as wrong."""
 
 import asyncio
+import threading
 
 import pytest
+
+from slime_core import PluginError
 
 GENERATE = """
 @hookimpl
@@ -99,6 +102,19 @@ async def test_a_data_set_may_have_settings_of_its_own(args_for, open_manager, w
     }
 
 
+async def test_a_data_set_with_a_generator_of_its_own_needs_no_field(args_for, open_manager, write_rows, plugin_file):
+    rows = [{"prompt": "q", "metadata": {"by": "half"}}]
+    other = write_rows(rows, "other.jsonl")
+    own = plugin_file("own", OWN)
+    words = [
+        "--eval-data",
+        f'other={{path = "{other}", generate = "{own}", reward = "{plugin_file("always", ALWAYS)}"}}',
+    ]
+    words += ["--generate", plugin_file("half", GENERATE), own, "--generate-field", "by"]
+    async with open_manager(args_for(rows, *words)) as manager:
+        assert (await manager.evaluate())["eval/other/mean"] == 0.75
+
+
 async def test_an_evaluation_beside_a_round_disturbs_neither(args_for, open_manager):
     args = args_for([{"prompt": f"p{i}", "label": i} for i in range(20)])
     async with open_manager(args) as alone:
@@ -118,3 +134,47 @@ async def test_an_own_collection_replaces_the_evaluations_too(args_for, open_man
     args = args_for([{"prompt": "p", "label": 1}, {"prompt": "broken", "label": 1}], "--eval-rollout", some)
     async with open_manager(args) as manager:
         assert (await manager.evaluate())["eval/heldout/failed_fraction"] == 0.0
+
+
+async def test_a_collection_that_returns_no_groups_is_named(args_for, open_manager, plugin_file):
+    nothing = plugin_file("nothing", "@hookimpl\nasync def rollout(): return None")
+    async with open_manager(args_for([{"prompt": "p", "label": 1}], "--eval-rollout", nothing)) as manager:
+        with pytest.raises(PluginError, match="plugin 'nothing': rollout must return"):
+            await manager.evaluate()
+
+
+class NotingThreads:
+    """A tokenizer that notes from which threads it was used."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.threads = tokenizer, set()
+
+    def __getattr__(self, name):
+        self.threads.add(threading.get_ident())
+        return getattr(self.tokenizer, name)
+
+
+async def test_prompts_of_an_evaluation_are_tokenised_off_the_event_loop(args_for, open_manager):
+    async with open_manager(args_for([{"prompt": f"p{i}", "label": i} for i in range(3)])) as manager:
+        manager.engine.tokenizer = noting = NotingThreads(manager.engine.tokenizer)
+        await manager.evaluate()
+    assert noting.threads and threading.get_ident() not in noting.threads
+
+
+async def test_a_large_evaluation_is_started_bit_by_bit(args_for, open_manager):
+    """Other tasks, such as those of a round beside it, get their turns meanwhile."""
+    async with open_manager(args_for([{"prompt": f"p{i}", "label": i} for i in range(40)])) as manager:
+        most, started, stop = 0, 0, False
+
+        async def watch():
+            nonlocal most, started
+            while not stop:
+                now = len(asyncio.all_tasks())
+                most, started = max(most, now - started), now
+                await asyncio.sleep(0)
+
+        watcher = asyncio.create_task(watch())
+        await manager.evaluate()
+        stop = True
+        await watcher
+    assert 4 <= most < 40, "tasks that came between two turns of the loop"

@@ -23,6 +23,7 @@ class WordEngine:
 
     def __init__(self) -> None:
         self.version = self.num_slow = 0
+        self.finish_slow, self.abort_s = False, 0.0
         self.running: dict[str, asyncio.Event] = {}
         self.asked: list[dict] = []
 
@@ -30,7 +31,7 @@ class WordEngine:
         body = await request.json()
         self.asked.append(body)
         wanted = body["sampling_params"]["max_new_tokens"]
-        slow = len(body["input_ids"]) >= LONG
+        slow = len(body["input_ids"]) >= LONG and not self.finish_slow
         count, finish = (1, "abort") if slow and self.version == 0 else (wanted, "length")
         if finish == "abort":
             await self.running.setdefault(body["rid"], asyncio.Event()).wait()
@@ -46,6 +47,7 @@ class WordEngine:
         return web.json_response({"text": "x" * count, "output_ids": [7] * count, "meta_info": meta})
 
     async def abort(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.abort_s)
         for event in self.running.values():
             event.set()
         return web.Response()
@@ -71,7 +73,7 @@ def start(engine, make_args, write_rows, plugin_file):
     """`start(prompts, *words)` -> a manager on the engine; groups of 2, rounds of 2, 4 tokens a response."""
     managers = []
 
-    def make(prompts, *words) -> RolloutManager:
+    def make(prompts, *words, num_ranks=1) -> RolloutManager:
         rows = write_rows([{"prompt": prompt} for prompt in prompts])
         grader = plugin_file("by_index", "@hookimpl\nasync def reward(sample): return float(sample.index % 2)")
         args: Options = make_args(
@@ -79,7 +81,7 @@ def start(engine, make_args, write_rows, plugin_file):
             "--reward", grader, *words,
         )  # fmt: skip
         engine.num_slow = 2 * sum(len(prompt) >= LONG for prompt in prompts)
-        managers.append(RolloutManager(args, engine.url, [engine.url], 1))
+        managers.append(RolloutManager(args, engine.url, [engine.url], num_ranks))
         return managers[-1]
 
     yield make
@@ -115,6 +117,17 @@ async def test_an_aborted_group_waits_with_its_tokens_and_is_continued(engine, s
     await manager.close()
 
 
+async def test_new_weights_wait_for_requests_that_are_not_needed(engine, start):
+    """Tokens that a request makes while it is being aborted would be of both weights."""
+    engine.abort_s = 0.3
+    manager = start(PROMPTS, *PARTIAL)
+    await manager.rollout(0)
+    assert any(not event.is_set() for event in engine.running.values()), "the abort is under way"
+    await manager.engines_free()
+    assert all(event.is_set() for event in engine.running.values())
+    await manager.close()
+
+
 async def test_older_tokens_are_masked_when_asked(engine, start):
     manager = start(PROMPTS, "--partial-rollout", "--mask-offpolicy-in-partial-rollout")
     await manager.rollout(0)
@@ -123,6 +136,17 @@ async def test_older_tokens_are_masked_when_asked(engine, start):
     batch = (await manager.rollout(1)).shards[0].batch
     assert batch.loss_mask.reshape(4, 4).tolist() == [[0, 1, 1, 1]] * 4
     assert batch.weight_versions.reshape(4, 4).tolist() == [[0, 1, 1, 1]] * 4
+    await manager.close()
+
+
+async def test_without_trainers_no_token_is_of_earlier_weights(engine, start):
+    manager = start(PROMPTS, "--partial-rollout", "--mask-offpolicy-in-partial-rollout", num_ranks=0)
+    await manager.rollout(0, version=0)
+    await manager.source.settle()
+    engine.num_slow = 0
+    engine.finish_slow = True
+    batch = (await manager.rollout(1, version=1)).shards[0].batch
+    assert batch.loss_mask.all()
     await manager.close()
 
 

@@ -26,6 +26,16 @@ def test_metadata_and_tools_written_as_text_are_parsed(make_args, write_rows):
     assert sample.metadata == {"k": [1], "tools": [{"name": "t"}]}
 
 
+def test_whole_numbers_beyond_64_bits_keep_their_digits_as_text(make_args, write_rows):
+    numbers = [2**70, -(2**70), 2**64 - 1, -(2**63)]
+    path = write_rows([{"prompt": "a", "label": number, "metadata": {"n": [number]}} for number in numbers])
+    file = open_prompt_file(make_args(), str(path))
+    samples = [file.sample(make_args(), row) for row in range(len(file))]
+    expected = [str(2**70), str(-(2**70)), 2**64 - 1, -(2**63)]
+    assert [sample.label for sample in samples] == expected
+    assert [sample.metadata["n"] for sample in samples] == [[label] for label in expected]
+
+
 def test_a_row_brings_its_own_sampling_parameters(make_args, write_rows):
     args = make_args("--sampling-params-key", "how")
     path = write_rows([{"prompt": "a", "how": {"temperature": 0, "stop": ["x"], "max_new_tokens": 5}}])

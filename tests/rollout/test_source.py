@@ -1,5 +1,6 @@
 """Drawing: epochs, numbering, the buffer, prompts that are too long, saving."""
 
+import asyncio
 import json
 from collections import Counter
 
@@ -81,8 +82,28 @@ async def test_too_long_prompts_are_counted_and_replaced(make_args, write_rows, 
 async def test_only_too_long_prompts_stop_the_run(make_args, write_rows, open_manager):
     path = write_rows([{"prompt": "x" * 9}])
     async with open_manager(make_args("--prompt-data", path, "--max-prompt-tokens", "5")) as manager:
-        with pytest.raises(DataError, match="only prompts longer than 5 tokens"):
+        with pytest.raises(DataError, match="4096 prompts in a row are longer than 5 tokens"):
             await manager.source.get_groups(1)
+
+
+async def test_many_long_prompts_in_a_row_do_not_stop_the_run(make_args, write_rows, open_manager):
+    path = write_rows([*[{"prompt": "x" * 9}] * 100, {"prompt": "short"}])
+    async with open_manager(make_args("--prompt-data", path, "--no-shuffle", "--max-prompt-tokens", "5")) as manager:
+        assert await draw(manager, 1, 1) == [["short"], ["short"]]
+        assert manager.source.num_too_long == 200
+
+
+async def test_concurrent_draws_take_turns(make_args, rows, open_manager, plugin_file):
+    slow = plugin_file(
+        "slow",
+        "import time\n@hookimpl\ndef get_samples(state, num_prompts):\n    at = state.get('at', 0)\n"
+        "    time.sleep(0.05)\n    state['at'] = at + num_prompts\n"
+        "    return [Sample(prompt=f'p{at + i}') for i in range(num_prompts)]",
+    )
+    async with open_manager(make_args("--get-samples", slow)) as manager:
+        manager.source.add_groups(await manager.source.get_groups(3))
+        drawn = await asyncio.gather(*(manager.source.get_groups(2) for _ in range(4)))
+    assert sorted(group[0].prompt for groups in drawn for group in groups) == [f"p{i}" for i in range(8)]
 
 
 async def test_a_plugin_that_returns_too_few_samples_is_named(make_args, open_manager, plugin_file):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,14 +43,23 @@ class Fields(NamedTuple):
         )
 
 
-def parse_json_row(line: bytes, where: str) -> dict[str, Any]:
+_LONG_NUMBER = re.compile(rb"\d{19}")
+"""Where whole numbers may not fit 64 bits."""
+
+
+def parse_json_row(line: bytes, where: str, exact: bool = True) -> dict[str, Any]:
     """The object on a line of JSONL.
+
+    Args:
+        exact: whole numbers beyond 64 bits become text; otherwise they lose digits, which a check does not mind.
 
     Raises:
         DataError: naming the line, when it holds anything else.
     """
     try:
         row = orjson.loads(line)
+        if exact and _LONG_NUMBER.search(line):
+            row = json.loads(line, parse_int=_whole_number)
     except orjson.JSONDecodeError as error:
         raise DataError(
             f"{where}: not valid JSON ({error}); fix the row, or count such rows with --skip-bad-rows."
@@ -56,6 +67,12 @@ def parse_json_row(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a row must be a JSON object, this one is {_kind(row)}.")
     return row
+
+
+def _whole_number(digits: str) -> int | str:
+    """Neither orjson nor a checkpoint holds more than 64 bits; what compares labels compares their text."""
+    number = int(digits) if len(digits) <= 20 else None
+    return digits if number is None or not -(2**63) <= number < 2**64 else number
 
 
 def check_row(args: Options, row: dict[str, Any], where: str, folder: Path) -> Fields:

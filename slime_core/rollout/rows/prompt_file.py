@@ -160,7 +160,8 @@ class RowCheck:
             logger.info("checked %d rows of %s so far", self._num_rows, self._path)
             self._next_report = time.monotonic() + PROGRESS_S
         try:
-            check_row(self._args, parse_json_row(row, where) if isinstance(row, bytes) else row, where, self._folder)
+            parsed = parse_json_row(row, where, exact=False) if isinstance(row, bytes) else row
+            check_row(self._args, parsed, where, self._folder)
         except DataError as error:
             if not self._args.skip_bad_rows:
                 raise

@@ -1,0 +1,149 @@
+"""Generators: what they may return, fan-outs, failures, and which of several a row gets."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from slime_core import DataError, PluginError, Status
+from slime_core.errors import RolloutError
+
+ECHO = """
+@hookimpl
+async def generate(sample):
+    sample.append([1], logprobs=[-1.0], text="x")
+    sample.status = Status.COMPLETED
+    return [sample]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return None", "generate must return a list of at least one Sample, got NoneType"),
+        ("return []", "got a list of 0"),
+        ("return [sample, sample]", "generate returned the same Sample object twice"),
+        ("raise ValueError('broken tool')", "plugin 'broken' from .*: generate raised ValueError: broken tool"),
+        ("return [sample]", "generate left sample .* PENDING"),
+        ("sample.status, sample.reward = Status.COMPLETED, float('nan'); return [sample]", "the reward nan"),
+    ],
+)
+async def test_a_generator_that_breaks_its_contract_stops_the_run(make_args, open_manager, plugin_file, body, message):
+    broken = plugin_file("broken", f"@hookimpl\nasync def generate(sample): {body}")
+    async with open_manager(make_args("--generate", broken)) as manager:
+        with pytest.raises(PluginError, match=message):
+            await manager.rollout(0)
+        assert len(asyncio.all_tasks()) == 1, "the other samples' tasks are gone"
+
+
+async def test_a_fan_out_shares_its_rollout_and_has_indices_of_its_own(make_args, open_manager, plugin_file):
+    fan_out = plugin_file(
+        "fan_out",
+        "@hookimpl\nasync def generate(sample):\n    made = [sample, sample.clone(), sample.clone()]\n"
+        "    for one in made:\n        one.append([1], logprobs=[-1.0])\n"
+        "        one.status, one.reward = Status.COMPLETED, 1.0\n    return made",
+    )
+    async with open_manager(make_args("--generate", fan_out)) as manager:
+        one = await manager.rollout(0)
+    batch = one.shards[0].batch
+    assert batch.num_samples == 12 and len(set(batch.sample_index.tolist())) == 12
+    assert Counter(batch.rollout_index.tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert Counter(batch.group_index.tolist()) == {0: 6, 1: 6}
+
+
+async def test_samples_that_a_generator_makes_anew_are_numbered_too(make_args, open_manager, plugin_file):
+    anew = plugin_file(
+        "anew",
+        "@hookimpl\nasync def generate(sample):\n    made = [Sample(), Sample(index=5)]\n"
+        "    for one in made:\n        one.append([1], logprobs=[-1.0])\n"
+        "        one.status, one.reward = Status.COMPLETED, 1.0\n    return made",
+    )
+    async with open_manager(make_args("--generate", anew)) as manager:
+        batch = (await manager.rollout(0)).shards[0].batch
+    assert len(set(batch.sample_index.tolist())) == 8
+    assert Counter(batch.rollout_index.tolist()) == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+async def test_what_a_generator_does_to_its_parameters_stays_with_its_sample(make_args, open_manager, plugin_file):
+    appends = ECHO.replace("(sample)", "(sample, sampling_params)").replace(
+        "    sample.append(",
+        "    sampling_params['stop'].append('x')\n    n = len(sampling_params['stop'])\n    sample.append(",
+    )
+    appends = plugin_file("appends", appends.replace("[1]", "[n]"))
+    args = make_args("--generate", appends, "--stop", "a")
+    async with open_manager(args) as manager:
+        assert (await manager.rollout(0)).shards[0].batch.tokens.tolist() == [2] * 4
+    assert args.stop == ["a"]
+
+
+async def test_samples_that_a_generator_fails_are_counted_and_stop_the_run_with_the_reason(
+    make_args, open_manager, plugin_file
+):
+    failing = plugin_file(
+        "failing",
+        "@hookimpl\nasync def generate(sample):\n    sample.fail('the sandbox is gone')\n    return [sample]",
+    )
+    async with open_manager(make_args("--generate", failing)) as manager:
+        with pytest.raises(RolloutError, match=r"more than --max-reward-failure-rate 0\.5 .*the sandbox is gone"):
+            await manager.rollout(0)
+        assert manager.progress().failed["generate"] > 2
+
+
+async def test_a_row_may_name_its_generator(make_args, write_rows, open_manager, plugin_file):
+    one = plugin_file("one", ECHO)
+    two = plugin_file("two", ECHO.replace("[1]", "[2]"))
+    path = write_rows([{"prompt": "p", "metadata": {"by": "two"}}, {"prompt": "p"}])
+    words = ["--prompt-data", path, "--no-shuffle", "--generate", one, two, "--generate-field", "by"]
+    async with open_manager(make_args(*words)) as manager:
+        batch = (await manager.rollout(0)).shards[0].batch
+    assert batch.tokens.reshape(4, 2)[:, 1].tolist() == [2, 2, 1, 1]
+
+
+async def test_a_row_that_names_no_generator_of_the_run_stops_it(make_args, write_rows, open_manager, plugin_file):
+    path = write_rows([{"prompt": "p", "metadata": {"by": "three"}}])
+    words = ["--prompt-data", path, "--generate", plugin_file("one", ECHO), "single_turn", "--generate-field", "by"]
+    async with open_manager(make_args(*words)) as manager:
+        with pytest.raises(DataError, match=r"by='three', which is none of the generators .*: one, single_turn"):
+            await manager.rollout(0)
+
+
+async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, plugin_file):
+    source = plugin_file(
+        "hot",
+        "@hookimpl\ndef get_samples(num_prompts):\n"
+        "    return [Sample(sampling_params={'temperature': 0.5}) for _ in range(num_prompts)]",
+    )
+    note = ECHO.replace("sample)", "sample, sampling_params)").replace(
+        "[1]", "[int(100 * sampling_params['temperature']), int(sampling_params['top_p'])]"
+    )
+    note = note.replace("logprobs=[-1.0]", "logprobs=[-1.0, -1.0]")
+    async with open_manager(make_args("--get-samples", source, "--generate", plugin_file("note", note))) as manager:
+        batch = (await manager.rollout(0)).shards[0].batch
+    assert batch.tokens.tolist() == [50, 1] * 4
+
+
+async def test_a_generator_that_swallows_its_cancellation_does_not_hold_up_the_run(
+    make_args, open_manager, plugin_file, monkeypatch
+):
+    monkeypatch.setattr("slime_core.rollout.collect.CANCEL_TIMEOUT_S", 0.2)
+    stubborn = """
+import asyncio
+@hookimpl
+async def generate(sample):
+    while sample.group_index == 0:
+        try:
+            await asyncio.sleep(1)
+            break
+        except asyncio.CancelledError:
+            pass
+    sample.append([1], logprobs=[-1.0])
+    sample.reward, sample.status = 1.0, Status.COMPLETED
+    return [sample]
+"""
+    words = ["--over-sampling-batch-size", "3", "--generate", plugin_file("stubborn", stubborn)]
+    async with open_manager(make_args(*words)) as manager:
+        assert set((await manager.rollout(0)).shards[0].round_group_index.tolist()) == {1, 2}
+        async with asyncio.timeout(0.9):
+            await manager.source.settle()
+        [waiting], _ = manager.source.waiting()
+        assert waiting[0].group_index == 0 and waiting[0].status is Status.PENDING
