@@ -80,15 +80,19 @@ def _same_spelled(answer: Spelled, label: Spelled) -> bool | None:
         return bool(answer.words and answer.words == label.words)
     if exclude(answer.unit, label.unit):
         return False
-    if answer.text == label.text or (_WORD.search(answer.words) and _same_words(answer, label)):
-        return True
-    chosen = _same_choice(answer, label)
-    if chosen is not None:
-        return chosen
+    scales = [NUMBERS.get(side.unit.partition(" ")[0]) for side in (answer, label)]
     try:
+        if scales[0] != scales[1] and None not in scales:
+            return _same_text(*_scaled(answer, label, scales))
+        if answer.text == label.text or (_WORD.search(answer.words) and _same_words(answer, label)):
+            return True
+        chosen = _same_choice(answer, label)
+        if chosen is not None:
+            return chosen
         verdict = _same_text(*_without_modulus(answer.text, label.text))
-        if verdict is False and answer.unit != label.unit:
-            return _same_scaled(answer, label)
+        if verdict is False and scales[0] != scales[1]:
+            # without the unit the number may be in it, `1.5` for 1.5 million, or be the whole
+            return _same_text(*_scaled(answer, label, scales)) is True
     except TooLarge:
         return False
     return verdict
@@ -103,16 +107,13 @@ def _without_modulus(left: str, right: str) -> tuple[str, str]:
     return first, second
 
 
-def _same_scaled(answer: Spelled, label: Spelled) -> bool:
-    r"""Whether units that are numbers make the difference: `1.5\text{ million}`, `30^\circ` for `\frac{\pi}{6}`."""
-    scales = [NUMBERS.get(side.unit.partition(" ")[0]) for side in (answer, label)]
-    if scales[0] == scales[1]:
-        return False
-    texts = [
+def _scaled(answer: Spelled, label: Spelled, scales: list[str | None]) -> tuple[str, str]:
+    r"""Both texts times the units that are numbers: `1.5\text{ million}`, `30^\circ`."""
+    left, right = (
         side.text if scale is None else f"({side.text})*{scale}"
         for side, scale in zip((answer, label), scales, strict=True)
-    ]
-    return _same_text(*texts) is True
+    )
+    return left, right
 
 
 def _same_words(answer: Spelled, label: Spelled) -> bool:
