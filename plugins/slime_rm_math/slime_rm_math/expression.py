@@ -198,6 +198,8 @@ class _Parser:
         name = token[1:]
         if token in CONSTANTS:
             return Node("constant", CONSTANTS[token])
+        if name == "Gamma" and self.peek() == "(":
+            return operation("factorial", operation("sub", self.atom(), number(1)))
         if name in GREEK:
             return self.symbol(token)
         if name == "frac":
