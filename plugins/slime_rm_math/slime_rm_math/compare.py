@@ -38,7 +38,8 @@ _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\a-z])(?:[a-z]{3,}|no$)")
 """Something to compare without regard to case; letters alone are names."""
 
-_MODULUS = re.compile(r"\(mod\w+\)$")
+_MODULUS = re.compile(r"\(mod\w+\)$|[,;][a-z]\\in ?\\mathbb\{[ZN]\}$")
+_BETWEEN_WORDS = re.compile(r", |(?<=[a-z])-(?=[a-z])")
 _TIME = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
 _CHOICE = re.compile(
     r"(?:option|choice) \(?(?P<named>[a-j])\)?"
@@ -99,7 +100,7 @@ def _same_spelled(answer: Spelled, label: Spelled) -> bool | None:
 
 
 def _without_modulus(left: str, right: str) -> tuple[str, str]:
-    """`x \\equiv 3 \\pmod 7` as `x=3` where the other side does not name the modulus."""
+    """`x \\equiv 3 \\pmod 7` as `x=3`, `k\\pi, k\\in Z` as `k\\pi` where the other side does not say so."""
     moduli = [_MODULUS.search(text) for text in (left, right)]
     if (moduli[0] is None) == (moduli[1] is None):
         return left, right
@@ -117,8 +118,8 @@ def _scaled(answer: Spelled, label: Spelled, scales: list[str | None]) -> tuple[
 
 
 def _same_words(answer: Spelled, label: Spelled) -> bool:
-    """Commas count for nothing between words: `May 1, 2020` and `May 1 2020`."""
-    return answer.words.replace(", ", " ") == label.words.replace(", ", " ")
+    """Commas and hyphens count for nothing between words: `May 1, 2020` and `May 1 2020`."""
+    return _BETWEEN_WORDS.sub(" ", answer.words) == _BETWEEN_WORDS.sub(" ", label.words)
 
 
 def _same_choice(answer: Spelled, label: Spelled) -> bool | None:

@@ -143,13 +143,15 @@ class _Evaluator:
             return mp.mpf(0)
         if mp.isinf(base) or mp.isinf(exponent):
             raise Undefined("a power of infinity")
-        size = abs(exponent) * (abs(mp.log(abs(base), 2)) + 4)
-        if size > 0 and mp.log(size, 2) > MAX_LOG2_EXPONENT:
+        size = abs(exponent) * (abs(mp.mag(base)) + 4)
+        if size > 0 and mp.mag(size) > MAX_LOG2_EXPONENT:
             raise TooLarge("a large power")
         if isinstance(exact_exponent, Fraction):
             numerator, denominator = exact_exponent.numerator, exact_exponent.denominator
             if denominator == 1:
                 return base**numerator
+            if exact_exponent == Fraction(1, 2):
+                return mp.sqrt(base)
             if denominator % 2 and not mp.im(base) and mp.re(base) < 0:
                 return (-1) ** (numerator % 2) * mp.power(-mp.re(base), exponent)
         return mp.power(base, exponent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from slime_rm_math.expression import Node, operation
@@ -10,6 +11,7 @@ from slime_rm_math.structure import INFINITY, Expression, Items, Relation, Sets,
 
 Same = Callable[[Value, Value], bool | None]
 
+_FUNCTION = re.compile(r"[fghF]\(x\)")
 _FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "=": "=", "ne": "ne"}
 _INFINITY = read(INFINITY)
 _MINUS_INFINITY = read(rf"-{INFINITY}")
@@ -104,7 +106,9 @@ def _same_equations(answer: Relation, label: Relation, same: Same) -> bool | Non
 
 
 def _heads(names: tuple[str, str]) -> bool:
-    """`W(n)` and `W(x)` name the same function."""
+    """`W(n)` and `W(x)` name the same function; `y` and `f(x)` may."""
+    if any(name == "y" and _FUNCTION.fullmatch(other) for name, other in (names, names[::-1])):
+        return True
     heads = [name.partition("(") for name in names]
     return bool(heads[0][0]) and heads[0][0] == heads[1][0] and all(head[1] for head in heads)
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from slime_rm_math.expression import Node, number, operation, parse
 from slime_rm_math.number import Number, parse_number
 from slime_rm_math.tokens import TooLarge, Unparsable
+from slime_rm_math.units import measures, unit_name
 
 MAX_LENGTH = 2000
 """Longer texts, in characters, are equal only as they are."""
@@ -119,6 +120,7 @@ _COLON = re.compile(r":")
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{(\d{1,2}|[a-z]{3,8})\}|(\d{1,2}))")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _DATE = re.compile(r"([12]\d{3})([-/])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6([12]\d{3})")
+_COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]{1,8},?)+\d+(?:\.\d+)?(?:[a-z]{1,8})?")
 _ANGLE = re.compile(r"\\angle ?([A-Z]'?)([A-Z]'?)([A-Z]'?)")
 _ELSEWHERE = re.compile(r"\\frac\{(?:d|\\partial)\}\{(?:d|\\partial) ?[a-z]\}|\\zeta\(")
 """Derivatives and functions that only the full parser knows; they would read as products."""
@@ -137,7 +139,7 @@ def read(text: str, depth: int = 0) -> Value:
         return found
     if len(text) > MAX_LENGTH or depth > MAX_DEPTH:
         return Unread(text, too_large=True)
-    if name := _date(text) or _angle(text):
+    if name := _date(text) or _angle(text) or _compound(text):
         return Words(name)
     if matrix := _MATRIX.fullmatch(text):
         return _matrix(text, matrix[1], matrix[2], depth)
@@ -159,6 +161,12 @@ def _date(text: str) -> str | None:
     numbers = [int(number) for number in match.group(1, 3, 4, 5, 7, 8) if number]
     small = [number for number in numbers if number < 1000]
     return "/".join(map(str, numbers)) if all(0 < number <= 31 for number in small) else None
+
+
+def _compound(text: str) -> str | None:
+    """`3ft4in`, `2h30min`, maybe without the last unit."""
+    match = _COMPOUND.fullmatch(text)
+    return text if match and all(measures(unit_name(unit, "")) for unit in re.findall(r"[a-z]+", text)) else None
 
 
 def _angle(text: str) -> str | None:
@@ -236,9 +244,11 @@ def _related(text: str, depth: int) -> Value | None:
     if split is None or len(split) < 3 or len(split) > 2 * MAX_ITEMS:
         return None
     sides, operators = split[::2], [operator.lstrip("\\") for operator in split[1::2]]
-    if "approx" in operators and operators.index("approx") > 0:
+    if "approx" in operators and (operators[0] != "approx" or (sides[0] and not is_name(sides[0]))):
         # what is only near is a comment on the exact value before it
         end = operators.index("approx")
+        if end == 0:
+            return read(sides[0], depth + 1)
         sides, operators = sides[: end + 1], operators[:end]
     operators = [_SAME_SIGNS.get(operator, operator) for operator in operators]
     if sides[0] == "" and len(sides) == 2:

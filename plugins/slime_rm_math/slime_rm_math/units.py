@@ -38,6 +38,8 @@ _SPELLINGS = {
     "%": "percent",
     "degree": "degree deg",
     "radian": "radian rad",
+    "celsius": "celsius degreesc",
+    "fahrenheit": "fahrenheit degreesf",
     "acre": "acre",
     "hectare": "hectare ha",
     "ohm": "ohm",
