@@ -12,7 +12,8 @@ several rounds in one process, each round with new responses, and the median rou
 `warm` is a round again, as the samples of a group share a label and often an answer.
 
 Hostile: answers made to hang, crash or fill the memory go through worker processes as in a run, with every grader of
-slime-rm-math, between ordinary ones: how many failed, whether an ordinary reward changed, and the loop's longest gap.
+slime-rm-math and slime-rm-text, between ordinary ones: how many failed, whether an ordinary reward changed, and the
+loop's longest gap, by the clock and in CPU time of its own.
 
     python -m benchmarks.grading [--quick] [--hostile FILE]
 
@@ -45,14 +46,24 @@ from slime_rm_math import boxed_answers, is_right
 REPOSITORY = Path(__file__).resolve().parents[1]
 KNOWN = REPOSITORY / "plugins/slime_rm_math/tests/known_answers.jsonl"
 VERSION = "0.9.0"
-GRADERS = ("math", "deepscaler", "dapo", "format", "length_penalty", "overlong")
+GRADERS = ("math", "deepscaler", "dapo", "format", "length_penalty", "overlong", "f1", "exact_match", "gpqa", "ifeval")
+METADATA = {
+    "choices": ["3", "4", "5", "6"],
+    "instruction_id_list": [
+        "punctuation:no_comma",
+        "language:response_language",
+        "length_constraints:number_sentences",
+    ],
+    "kwargs": [{}, {"language": "en"}, {"relation": "at least", "num_sentences": 2}],
+}
+"""What the multiple choice and the instructions of a row need."""
 HOSTILE = (
-    "9**9**9**9",
-    "9^{9^{9}}",
+    "8**8**8**8",
+    "7^{7^{7^{7}}}",
     "2**(2**40)",
     "(10^7)!",
     "(x+1)**9999",
-    "3**3**3**3",
+    "t**t**t**t",
     "\\sum_{k=1}^{10^9} k^k",
     "\\int_0^1 x^{x^{x^x}} dx",
     "(" * 50_000 + ")" * 50_000,
@@ -64,7 +75,7 @@ HOSTILE = (
     "\\sin" * 2_000 + "x",
     "{" * 20_000,
     "1," * 20_000,
-    "__import__('os').system('true')",
+    "exec('1')",
     "\\",
     "",
 )
@@ -121,7 +132,9 @@ def math_verify_grade() -> Grade:
 def agreement_sets(source: Path | None) -> dict[str, list[Case]]:
     """Set name -> cases."""
     rows = [json.loads(line) for line in KNOWN.read_text().splitlines()]
-    sets = {"known": [Case(rf"\boxed{{{row['answer']}}}", row["label"], row["same"]) for row in rows]}
+    # an answer that ends in a backslash would escape the brace of its box
+    boxed = [(row["answer"] + " " * row["answer"].endswith("\\"), row) for row in rows]
+    sets = {"known": [Case(rf"\boxed{{{answer}}}", row["label"], row["same"]) for answer, row in boxed]}
     with tempfile.TemporaryDirectory() as directory:
         found = source or fetch_source(Path(directory))
         if found is not None:
@@ -308,10 +321,10 @@ async def hostile(file: Path | None, num_ordinary: int) -> dict[str, Any]:
             return None
 
     ordinary = [make_sample(f"\\boxed{{{n}}}", label=str(n // 2 * 2)) for n in range(num_ordinary)]
-    samples = [make_sample(f"Answer: \\boxed{{{answer}}}", label=label) for answer, label in rows]
+    samples = [make_sample(f"Answer: \\boxed{{{answer}}}", label=label, metadata=METADATA) for answer, label in rows]
     attacks = [(reference, sample) for reference in GRADERS for sample in samples]
     await asyncio.gather(*(grade("math", sample) for sample in ordinary[:100]))
-    gaps: list[float] = []
+    gaps: list[Gap] = []
     watcher = asyncio.create_task(watch(gaps))
     started = time.perf_counter()
     results = await asyncio.gather(*(grade("math", one) for one in ordinary), *(grade(*attack) for attack in attacks))
@@ -326,16 +339,24 @@ async def hostile(file: Path | None, num_ordinary: int) -> dict[str, Any]:
         "hostile_s": round(seconds, 2),
         "ordinary_calls": len(ordinary),
         "ordinary_changed": changed,
-        "loop_longest_gap_ms": round(1000 * max(gaps), 1),
+        "loop_longest_gap_ms": round(1000 * max(gap.wall_s for gap in gaps), 1),
+        "loop_longest_work_ms": round(1000 * max(gap.cpu_s for gap in gaps), 1),
     }
 
 
-async def watch(gaps: list[float]) -> None:
+class Gap(NamedTuple):
+    """How late the loop woke a task, and what its thread computed meanwhile: less, where others use the machine."""
+
+    wall_s: float
+    cpu_s: float
+
+
+async def watch(gaps: list[Gap]) -> None:
     """Note how late the loop wakes this task."""
     while True:
-        before = time.perf_counter()
+        before, cpu_before = time.perf_counter(), time.thread_time()
         await asyncio.sleep(0.001)
-        gaps.append(time.perf_counter() - before - 0.001)
+        gaps.append(Gap(time.perf_counter() - before - 0.001, time.thread_time() - cpu_before))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_a_name_that_cannot_be_one_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["my-thing", "My_Thing", "slime-my-thing"])
 def test_a_name_may_be_spelt_as_package_or_plugin(name, tmp_path):
-    assert new_plugin(name, "reward", tmp_path).name == "slime_my_thing"
+    assert new_plugin(name, "reward", tmp_path).name == "slime-my-thing"
 
 
 def test_a_taken_name_or_place_is_refused(tmp_path):
@@ -101,6 +101,14 @@ def test_only_an_example_that_there_is_can_be_async(tmp_path):
 def test_the_command_says_what_to_do_next(tmp_path, capsys):
     assert main(["new-plugin", "mine", "--hook", "dynamic_filter", "--directory", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert f"pip install -e {tmp_path}/slime_mine" in out
+    assert f"pip install -e {tmp_path}/slime-mine" in out
     assert "slime train --dynamic-filter mine ..." in out
-    assert "@" not in "".join(f.read_text() for f in (tmp_path / "slime_mine").glob("*.*"))
+    assert "@" not in "".join(f.read_text() for f in (tmp_path / "slime-mine").glob("*.*"))
+
+
+def test_python_started_beside_the_folder_finds_the_package(tmp_path):
+    package = new_plugin("my_thing", "reward", tmp_path)
+    # as an editable install does, the package comes last on the path
+    script = f"import sys; sys.path.append({str(package)!r}); from slime_my_thing import reward"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -127,6 +127,7 @@ class RewardPool:
             raise
         except Exception as error:
             self._failed_start(f"no worker process could be started: {reason_of(error)}")
+            self._replace_worker()
             return
         worker = Worker(process, self._on_reply, self._on_end)
         self._workers.add(worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import numbers
 import os
 import pickle
 import resource
@@ -75,14 +76,30 @@ def answer(args: Options, plugins: Plugins, number: int, pickled: bytes) -> Repl
     result, failure, retires = None, None, False
     try:
         call = Call(*pickle.loads(pickled))
-        result = plugins.bind(call.hook, call.reference)(args=args, engine=None, **call.subject)
-        pickle.dumps(result)
+        result = plain(plugins.bind(call.hook, call.reference)(args=args, engine=None, **call.subject))
     except MemoryError as error:
         # what filled the memory may still be referenced, and fail every later call
         result, failure, retires = None, reason_of(error), True
     except (Exception, SystemExit) as error:
         result, failure = None, reason_of(error)
     return Reply(number, result, failure, time.perf_counter() - started, retires)
+
+
+def plain(result: Any) -> Any:
+    """A result without the plugin's types, which need not exist in the parent: numbers, and dicts and lists of them.
+
+    Raises:
+        TypeError: for anything else but None and texts, which the parent has words for.
+    """
+    if result is None or isinstance(result, str | bool):
+        return str(result)[:MAX_REASON] if isinstance(result, str) else result
+    if isinstance(result, numbers.Real):
+        return float(result)
+    if isinstance(result, dict):
+        return {str(key): plain(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [plain(entry) for entry in result]
+    raise TypeError(f"returned {type(result).__name__} where a number, or a dict of numbers, is needed")
 
 
 def reason_of(error: BaseException) -> str:

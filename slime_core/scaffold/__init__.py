@@ -20,7 +20,7 @@ ASYNC = ("reward",)
 def run_new_plugin(args: argparse.Namespace) -> int:
     """Write the package and say what to do with it."""
     directory = new_plugin(args.name, args.hook, Path(args.directory), use_async=args.use_async)
-    name = directory.name.removeprefix("slime_")
+    name = directory.name.removeprefix("slime-").replace("-", "_")
     print(f"made {directory}:")
     for path in sorted(directory.rglob("*")):
         if path.is_file():
@@ -31,13 +31,14 @@ def run_new_plugin(args: argparse.Namespace) -> int:
 
 
 def new_plugin(name: str, hook: str, parent: Path, use_async: bool = False) -> Path:
-    """Write `parent/slime_<name>`, a package whose entry point `name` implements the hook.
+    """Write `parent/slime-<name>`, a package whose entry point `name` implements the hook.
 
     Raises:
         OptionError: when there is no such hook, or the name cannot be one or is taken.
     """
     name = _plain_name(name)
-    directory = parent / f"slime_{name}"
+    # named as the package on an index: called as its module, the folder would hide it from Python started beside it
+    directory = parent / f"slime-{name.replace('_', '-')}"
     if directory.exists():
         raise OptionError(f"{directory} exists already; choose another name, or another place with --directory.")
     if taken := next((found for found in installed() if found.name == name), None):

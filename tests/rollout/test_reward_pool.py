@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 
 import psutil
@@ -13,8 +15,9 @@ from slime_core.testing import make_sample
 BY_ANSWER = """
 import ctypes, os, pickle, subprocess, sys, time
 
-class Unsendable:
-    def __reduce__(self): raise TypeError("this stays here")
+class Own: pass
+
+class Grade(float): pass
 
 @hookimpl
 def reward(sample):
@@ -26,7 +29,8 @@ def reward(sample):
         case "exit": os._exit(7)
         case "memory": return float(len(bytearray(8 << 30)))
         case "recursion": return reward_again(0)
-        case "unsendable": return Unsendable()
+        case "object": return Own()
+        case "own number": return {"reward": Grade(0.5)}
         case "long reason": raise ValueError("x" * 1_000_000)
         case "child":
             subprocess.Popen(["sleep", "271828"])
@@ -74,7 +78,7 @@ HOSTILE = {
     "exit": "died with exit code 7",
     "memory": "MemoryError",
     "recursion": "RecursionError",
-    "unsendable": "TypeError: this stays here",
+    "object": "TypeError: returned Own",
     "long reason": "ValueError: xxx",
 }
 
@@ -193,3 +197,33 @@ def workers():
     for child in psutil.Process().children():
         found |= {p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
     return found
+
+
+async def test_a_number_of_the_plugins_own_type_is_a_number(open_pool, grade):
+    # its type exists in the worker only
+    assert await grade(open_pool(), "own number") == {"reward": 0.5}
+
+
+UNGUARDED = """
+import asyncio
+from slime_core.rollout.reward_pool import RewardFailure, RewardPool
+from slime_core.testing import make_options, make_sample
+
+async def run():
+    pool = RewardPool(make_options("--reward", GRADER), [GRADER])
+    try:
+        print(await pool.grade("reward", GRADER, {"sample": make_sample("four")}))
+    except RewardFailure as failure:
+        print(failure)
+    pool.close()
+
+asyncio.run(run())
+"""
+
+
+def test_processes_that_cannot_be_started_end_the_waiting(grader, tmp_path):
+    """A script without `if __name__ == "__main__"` starts its workers while its own workers are being started."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED.replace("GRADER", repr(grader)))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert "no worker process could be started: RuntimeError" in done.stdout

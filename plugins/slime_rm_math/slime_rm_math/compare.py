@@ -6,12 +6,13 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from slime_rm_math.containers import same_items, same_matrix, same_sets
 from slime_rm_math.expression import Node, number, operation, parse
 from slime_rm_math.full_parser import full_parser_agrees
 from slime_rm_math.identity import Verdict, compare_values, rounds_to, symbols
 from slime_rm_math.number import Number, decimal_comma
 from slime_rm_math.prose import answer_in_prose
-from slime_rm_math.relations import as_intervals, same_relation
+from slime_rm_math.relations import same_relation
 from slime_rm_math.spelling import Spelled, respell
 from slime_rm_math.structure import (
     MAX_LENGTH,
@@ -29,7 +30,7 @@ from slime_rm_math.structure import (
     read,
 )
 from slime_rm_math.tokens import TooLarge, Unparsable
-from slime_rm_math.units import exclude
+from slime_rm_math.units import NUMBERS, exclude
 
 __all__ = ["same_answer"]
 
@@ -37,6 +38,8 @@ _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\a-z])(?:[a-z]{3,}|no$)")
 """Something to compare without regard to case; letters alone are names."""
 
+_MODULUS = re.compile(r"\(mod\w+\)$|[,;][a-z]\\in ?\\mathbb\{[ZN]\}$")
+_BETWEEN_WORDS = re.compile(r", |(?<=[a-z])-(?=[a-z])")
 _TIME = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
 _CHOICE = re.compile(
     r"(?:option|choice) \(?(?P<named>[a-j])\)?"
@@ -78,15 +81,45 @@ def _same_spelled(answer: Spelled, label: Spelled) -> bool | None:
         return bool(answer.words and answer.words == label.words)
     if exclude(answer.unit, label.unit):
         return False
-    if answer.text == label.text or (answer.words == label.words and _WORD.search(answer.words)):
-        return True
-    chosen = _same_choice(answer, label)
-    if chosen is not None:
-        return chosen
+    scales = [NUMBERS.get(side.unit.partition(" ")[0]) for side in (answer, label)]
     try:
-        return _same_text(answer.text, label.text)
+        if scales[0] != scales[1] and None not in scales:
+            return _same_text(*_scaled(answer, label, scales))
+        if answer.text == label.text or (_WORD.search(answer.words) and _same_words(answer, label)):
+            return True
+        chosen = _same_choice(answer, label)
+        if chosen is not None:
+            return chosen
+        verdict = _same_text(*_without_modulus(answer.text, label.text))
+        if verdict is False and scales[0] != scales[1]:
+            # without the unit the number may be in it, `1.5` for 1.5 million, or be the whole
+            return _same_text(*_scaled(answer, label, scales)) is True
     except TooLarge:
         return False
+    return verdict
+
+
+def _without_modulus(left: str, right: str) -> tuple[str, str]:
+    """`x \\equiv 3 \\pmod 7` as `x=3`, `k\\pi, k\\in Z` as `k\\pi` where the other side does not say so."""
+    moduli = [_MODULUS.search(text) for text in (left, right)]
+    if (moduli[0] is None) == (moduli[1] is None):
+        return left, right
+    first, second = (_MODULUS.sub("", text).replace(r"\equiv", "=") for text in (left, right))
+    return first, second
+
+
+def _scaled(answer: Spelled, label: Spelled, scales: list[str | None]) -> tuple[str, str]:
+    r"""Both texts times the units that are numbers: `1.5\text{ million}`, `30^\circ`."""
+    left, right = (
+        side.text if scale is None else f"({side.text})*{scale}"
+        for side, scale in zip((answer, label), scales, strict=True)
+    )
+    return left, right
+
+
+def _same_words(answer: Spelled, label: Spelled) -> bool:
+    """Commas and hyphens count for nothing between words: `May 1, 2020` and `May 1 2020`."""
+    return _BETWEEN_WORDS.sub(" ", answer.words) == _BETWEEN_WORDS.sub(" ", label.words)
 
 
 def _same_choice(answer: Spelled, label: Spelled) -> bool | None:
@@ -163,11 +196,11 @@ def _same_value(left: Value, right: Value) -> bool | None:
     if isinstance(left, Based) or isinstance(right, Based):
         return _same_based(left, right)
     if isinstance(left, Matrix) or isinstance(right, Matrix):
-        return _same_matrix(left, right)
+        return same_matrix(left, right, _same_value)
     if isinstance(left, Sets) or isinstance(right, Sets):
-        return _same_sets(left, right)
+        return same_sets(left, right, _same_value)
     if isinstance(left, Items) or isinstance(right, Items):
-        return _same_items(left, right)
+        return same_items(left, right, _same_value)
     return _same_scalar(left, right)
 
 
@@ -256,116 +289,3 @@ def _same_based(left: Value, right: Value) -> bool:
     if isinstance(based, Based) and isinstance(other, Number) and based.digits.isdigit():
         return other == Number(Fraction(int(based.digits)), places=0)
     return isinstance(based, Based) and isinstance(other, Words | Expression) and other.text.lower() == based.digits
-
-
-def _same_matrix(left: Value, right: Value) -> bool | None:
-    """Entry by entry; a column or a row of numbers is also the tuple of them."""
-    first, second = _rows(left), _rows(right)
-    if first is None or second is None or len(first) != len(second):
-        return _same_vector(left, right)
-    if any(len(a) != len(b) for a, b in zip(first, second, strict=True)):
-        return _same_vector(left, right)
-    return _all(
-        _same_value(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
-    )
-
-
-def _rows(value: Value) -> tuple[tuple[Value, ...], ...] | None:
-    return value.rows if isinstance(value, Matrix) else None
-
-
-def _same_vector(left: Value, right: Value) -> bool | None:
-    if isinstance(left, Unread | Expression) or isinstance(right, Unread | Expression):
-        return None
-    first, second = _vector(left), _vector(right)
-    if first is None or second is None or len(first) != len(second):
-        return False
-    if isinstance(left, Matrix) and isinstance(right, Matrix):
-        return False
-    return _all(map(_same_value, first, second))
-
-
-def _vector(value: Value) -> tuple[Value, ...] | None:
-    if isinstance(value, Items) and value.opening in ("(", "["):
-        return value.items
-    if isinstance(value, Matrix) and len(value.rows) == 1:
-        return value.rows[0]
-    if isinstance(value, Matrix) and all(len(row) == 1 for row in value.rows):
-        return tuple(row[0] for row in value.rows)
-    return None
-
-
-def _same_sets(left: Value, right: Value) -> bool | None:
-    if isinstance(left, Words) or isinstance(right, Words):
-        return False
-    first, second = as_intervals(left) or left, as_intervals(right) or right
-    if isinstance(first, Sets) and isinstance(second, Sets):
-        if first.operator != second.operator:
-            return None
-        if len(first.parts) != len(second.parts):
-            return None
-        if first.operator == "setminus":
-            return _all(map(_same_value, first.parts, second.parts))
-        return _same_unordered(first.parts, second.parts)
-    if any(isinstance(side, Sets) and side.operator == "empty" for side in (first, second)):
-        return False
-    return None
-
-
-def _same_items(left: Value, right: Value) -> bool | None:
-    if not isinstance(left, Items) or not isinstance(right, Items):
-        items, other = (left, right) if isinstance(left, Items) else (right, left)
-        if isinstance(items, Items) and not items.ordered and len(items.items) == 1:
-            return _same_value(items.items[0], other)
-        return False if not isinstance(other, Unread) else None
-    if left.ordered and right.ordered:
-        if (left.opening, left.closing) != (right.opening, right.closing):
-            return False
-    elif left.ordered != right.ordered and r"\{" in (left.opening, right.opening):
-        return False
-    first, second = _named_apart(left.items), _named_apart(right.items)
-    if left.ordered or right.ordered:
-        return len(first) == len(second) and _all(map(_same_value, first, second))
-    if len(first) != len(second):
-        first, second = _distinct(first), _distinct(second)
-    return len(first) == len(second) and _same_unordered(first, second)
-
-
-def _named_apart(items: tuple[Value, ...]) -> tuple[Value, ...]:
-    """`x=1,2` names its first item only: without the name, where the others have none."""
-    first = items[0]
-    if (
-        isinstance(first, Relation)
-        and first.operators == ("=",)
-        and not any(isinstance(i, Relation) for i in items[1:])
-    ):
-        return (first.sides[1], *items[1:])
-    return items
-
-
-def _distinct(items: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Without repeated tuples; a number may be there twice as a double root."""
-    return tuple(item for n, item in enumerate(items) if not isinstance(item, Items) or item not in items[:n])
-
-
-def _same_unordered(left: tuple[Value, ...], right: tuple[Value, ...]) -> bool | None:
-    remaining = list(right)
-    unknown = False
-    for item in left:
-        verdicts = [(other, _same_value(item, other)) for other in remaining]
-        match = next((other for other, verdict in verdicts if verdict), None)
-        if match is None:
-            if not any(verdict is None for _, verdict in verdicts):
-                return False
-            unknown = True
-            continue
-        remaining.remove(match)
-    return None if unknown else True
-
-
-def _all(verdicts: object) -> bool | None:
-    """True when all are, False when one is, None when that stays open."""
-    found = list(verdicts)  # type: ignore[call-overload]
-    if False in found:
-        return False
-    return None if None in found else True

@@ -36,22 +36,23 @@ def context(digits: int) -> Any:
     return made
 
 
-def evaluate(node: Node, point: Mapping[str, Fraction], digits: int) -> Any:
+def evaluate(node: Node, point: Mapping[str, Fraction], digits: int, real: bool = False) -> Any:
     """A Fraction, or an mpmath number of so many digits.
 
     Raises:
-        Undefined: where there is no finite value.
+        Undefined: where there is no finite value, or with `real` where a part of it is not real.
         TooLarge: where the value, or a part, would cost too much.
     """
-    return _Evaluator(point, context(digits)).value(node)
+    return _Evaluator(point, context(digits), real).value(node)
 
 
 class _Evaluator:
     """One tree at one point; a method an operation that needs care."""
 
-    def __init__(self, point: Mapping[str, Fraction], mp: Any):
+    def __init__(self, point: Mapping[str, Fraction], mp: Any, real: bool):
         self.point = point
         self.mp = mp
+        self.real = real
 
     def value(self, node: Node) -> Any:
         if node.kind == "number":
@@ -83,6 +84,8 @@ class _Evaluator:
     def finite(self, value: Any) -> Any:
         if self.mp.isnan(value):
             raise Undefined("no number")
+        if self.real and self.mp.im(value):
+            raise Undefined("not real")
         return value
 
     def exact(self, name: str, parts: list[Fraction]) -> Fraction | None:
@@ -91,6 +94,8 @@ class _Evaluator:
             return _exact_power(*parts)
         if name == "factorial":
             return _exact_factorial(parts[0])
+        if name == "double_factorial":
+            return _exact_double_factorial(parts[0])
         if sum(_bits(part) for part in parts) > MAX_BITS:
             return None
         if name == "div" and parts[1] == 0:
@@ -115,6 +120,8 @@ class _Evaluator:
             return getattr(mp, name)(first)
         if name == "factorial":
             return self.factorial(first)
+        if name == "double_factorial":
+            raise Undefined("a double factorial of no whole number")
         if name == "binomial":
             if max(abs(value) for value in values) > 10**6:
                 raise TooLarge("a large binomial")
@@ -136,13 +143,15 @@ class _Evaluator:
             return mp.mpf(0)
         if mp.isinf(base) or mp.isinf(exponent):
             raise Undefined("a power of infinity")
-        size = abs(exponent) * (abs(mp.log(abs(base), 2)) + 4)
-        if size > 0 and mp.log(size, 2) > MAX_LOG2_EXPONENT:
+        size = abs(exponent) * (abs(mp.mag(base)) + 4)
+        if size > 0 and mp.mag(size) > MAX_LOG2_EXPONENT:
             raise TooLarge("a large power")
         if isinstance(exact_exponent, Fraction):
             numerator, denominator = exact_exponent.numerator, exact_exponent.denominator
             if denominator == 1:
                 return base**numerator
+            if exact_exponent == Fraction(1, 2):
+                return mp.sqrt(base)
             if denominator % 2 and not mp.im(base) and mp.re(base) < 0:
                 return (-1) ** (numerator % 2) * mp.power(-mp.re(base), exponent)
         return mp.power(base, exponent)
@@ -171,11 +180,12 @@ _EXACT: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "pow": pow,
     "factorial": abs,
+    "double_factorial": abs,
     "floor": lambda a: Fraction(a.numerator // a.denominator),
     "ceil": lambda a: Fraction(-(-a.numerator // a.denominator)),
     "binomial": lambda n, k: _exact_binomial(n, k),
 }
-"""What stays exact on fractions; `pow`, `factorial` and `binomial` only where they are rational and short."""
+"""What stays exact on fractions; powers, factorials and `binomial` only where they are rational and short."""
 
 
 def _bits(value: Fraction) -> int:
@@ -198,6 +208,16 @@ def _exact_factorial(value: Fraction) -> Fraction | None:
     if value < 0:
         raise Undefined("a factorial of a negative number")
     return Fraction(math.factorial(value.numerator))
+
+
+def _exact_double_factorial(value: Fraction) -> Fraction:
+    import math
+
+    if value.denominator != 1 or value < 0:
+        raise Undefined("a double factorial of no whole number")
+    if value > 5000:
+        raise TooLarge("a large double factorial")
+    return Fraction(math.prod(range(value.numerator, 0, -2)))
 
 
 def _exact_binomial(top: Fraction, bottom: Fraction) -> Fraction | None:

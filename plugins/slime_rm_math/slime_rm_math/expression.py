@@ -149,9 +149,10 @@ class _Parser:
 
     def postfix(self, result: Node) -> Node:
         while token := self.skip("!", "!!", r"\%"):
-            if token == "!!":
-                raise Unparsable("a double factorial")
-            result = operation("div", result, number(100)) if token == r"\%" else operation("factorial", result)
+            if token == r"\%":
+                result = operation("div", result, number(100))
+            else:
+                result = operation("factorial" if token == "!" else "double_factorial", result)
         return result
 
     def atom(self) -> Node:
@@ -197,6 +198,8 @@ class _Parser:
         name = token[1:]
         if token in CONSTANTS:
             return Node("constant", CONSTANTS[token])
+        if name == "Gamma" and self.peek() == "(":
+            return operation("factorial", operation("sub", self.atom(), number(1)))
         if name in GREEK:
             return self.symbol(token)
         if name == "frac":
@@ -209,6 +212,9 @@ class _Parser:
             return operation("root", self.atom(), number(3))
         if name == "abs":
             return operation("abs", self.atom())
+        if name == "cis":
+            angle = operation("mul", Node("constant", "i"), self.argument())
+            return operation("pow", Node("constant", "e"), angle)
         if name in FUNCTIONS:
             return self.function(name)
         raise Unparsable(f"the command {token!r}")

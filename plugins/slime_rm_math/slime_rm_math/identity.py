@@ -11,12 +11,16 @@ from typing import Any
 
 from slime_rm_math.evaluate import Undefined, context, evaluate
 from slime_rm_math.expression import Node, operation
+from slime_rm_math.modular import certainly_differ
 
 DIGITS = 100
 """Working precision, in decimal digits."""
 
-SAME_DIGITS = 70
-"""Values that agree to so many digits are equal."""
+LOST_DIGITS = 30
+"""Values that agree to all but the last so many digits are equal."""
+
+PROOF_DIGITS = 1000
+"""Constants that agree are computed again with so many digits: 10^200 is not the root of 10^400 + 1."""
 
 TINY_DIGITS = 60
 """A value below 10^-TINY_DIGITS may be the rounding of a zero; it is computed again with more digits."""
@@ -102,33 +106,44 @@ def points(names: tuple[str, ...]) -> Iterator[Point]:
 
 @lru_cache(maxsize=1024)
 def _compare(left: Node, right: Node, names: tuple[str, ...], over_reals: bool) -> Verdict:
-    num_same, complex_pairs = 0, []
-    for point in points(names):
-        first, second = value_at(left, point), value_at(right, point)
+    if not names:
+        return _compare_constants(left, right)
+    # where every part is real first: sqrt(ab) is sqrt(a) sqrt(b) wherever that is defined
+    for real in (True, False) if over_reals else (False,):
+        num_same = 0
+        for point in points(names):
+            first, second = value_at(left, point, real=real), value_at(right, point, real=real)
+            if first is None or second is None:
+                continue
+            if not _close(first, second):
+                return Verdict.DIFFERENT
+            num_same += 1
+        if num_same >= MIN_POINTS:
+            return Verdict.SAME
+    return Verdict.UNKNOWN
+
+
+def _compare_constants(left: Node, right: Node) -> Verdict:
+    for digits in (DIGITS, PROOF_DIGITS):
+        first, second = value_at(left, {}, digits), value_at(right, {}, digits)
         if first is None or second is None:
-            continue
-        if over_reals and names and not (_real(first) and _real(second)):
-            complex_pairs.append((first, second))
-            continue
-        if not _close(first, second):
+            return Verdict.UNKNOWN
+        if not _close(first, second, digits):
             return Verdict.DIFFERENT
-        num_same += 1
-    if num_same < MIN_POINTS and names:
-        if any(not _close(*pair) for pair in complex_pairs):
-            return Verdict.DIFFERENT
-        num_same += len(complex_pairs)
-    return Verdict.SAME if num_same >= (MIN_POINTS if names else 1) else Verdict.UNKNOWN
+        if isinstance(first, Fraction) and isinstance(second, Fraction):
+            return Verdict.SAME
+    return Verdict.DIFFERENT if certainly_differ(left, right) else Verdict.SAME
 
 
-def value_at(node: Node, point: Point) -> Any | None:
-    """The value, a rounded zero made exact; None where there is none."""
+def value_at(node: Node, point: Point, digits: int = DIGITS, real: bool = False) -> Any | None:
+    """The value, a rounded zero made exact; None where there is none, or with `real` where a part is not real."""
     try:
-        value = evaluate(node, point, DIGITS)
+        value = evaluate(node, point, digits, real)
         if isinstance(value, Fraction) or not value:
             return value
-        tiny = context(DIGITS).mpf(10) ** -TINY_DIGITS
+        tiny = context(digits).mpf(10) ** -TINY_DIGITS
         if abs(value) < tiny:
-            again = evaluate(node, point, 3 * DIGITS)
+            again = evaluate(node, point, 3 * digits)
             if abs(again) < abs(value) * tiny:
                 return Fraction(0)
         return value
@@ -136,8 +151,8 @@ def value_at(node: Node, point: Point) -> Any | None:
         return None
 
 
-def _number(value: Any) -> Any:
-    return context(DIGITS).mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+def _number(value: Any, digits: int = DIGITS) -> Any:
+    return context(digits).mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
 def _real(value: Any) -> bool:
@@ -145,17 +160,17 @@ def _real(value: Any) -> bool:
     if isinstance(value, Fraction):
         return True
     mp = context(DIGITS)
-    return bool(abs(mp.im(value)) <= abs(value) * mp.mpf(10) ** -SAME_DIGITS)
+    return bool(abs(mp.im(value)) <= abs(value) * mp.mpf(10) ** (LOST_DIGITS - DIGITS))
 
 
-def _close(left: Any, right: Any) -> bool:
+def _close(left: Any, right: Any, digits: int = DIGITS) -> bool:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right
-    mp = context(DIGITS)
-    first, second = _number(left), _number(right)
+    mp = context(digits)
+    first, second = _number(left, digits), _number(right, digits)
     if mp.isinf(first) or mp.isinf(second):
         return bool(first == second)
-    return bool(abs(first - second) <= max(abs(first), abs(second)) * mp.mpf(10) ** -SAME_DIGITS)
+    return bool(abs(first - second) <= max(abs(first), abs(second)) * mp.mpf(10) ** (LOST_DIGITS - digits))
 
 
 def _significant(decimal: Fraction, places: int) -> int:

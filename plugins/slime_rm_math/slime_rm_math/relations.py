@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from slime_rm_math.expression import Node, operation
 from slime_rm_math.identity import proportional, symbols
-from slime_rm_math.structure import Expression, Items, Relation, Sets, Unread, Value, as_node, is_name, read
+from slime_rm_math.structure import INFINITY, Expression, Items, Relation, Sets, Unread, Value, as_node, is_name, read
 
 Same = Callable[[Value, Value], bool | None]
 
+_FUNCTION = re.compile(r"[fghF]\(x\)")
 _FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "=": "=", "ne": "ne"}
-_INFINITY = read(r"\infty")
-_MINUS_INFINITY = read(r"-\infty")
+_INFINITY = read(INFINITY)
+_MINUS_INFINITY = read(rf"-{INFINITY}")
 
 
 def same_relation(answer: Value, label: Value, same: Same) -> bool | None:
@@ -104,7 +106,9 @@ def _same_equations(answer: Relation, label: Relation, same: Same) -> bool | Non
 
 
 def _heads(names: tuple[str, str]) -> bool:
-    """`W(n)` and `W(x)` name the same function."""
+    """`W(n)` and `W(x)` name the same function; `y` and `f(x)` may."""
+    if any(name == "y" and _FUNCTION.fullmatch(other) for name, other in (names, names[::-1])):
+        return True
     heads = [name.partition("(") for name in names]
     return bool(heads[0][0]) and heads[0][0] == heads[1][0] and all(head[1] for head in heads)
 
@@ -147,13 +151,19 @@ def _reversed(relation: Relation) -> Relation:
 
 
 def _subject(relation: Relation) -> str:
-    return next((text for text in relation.texts if is_name(text)), "")
+    name = next((text for text in relation.texts if is_name(text)), "")
+    return name.strip("|") if len(name) == 3 else name
 
 
 def _interval(relation: Relation) -> Value | None:
-    """`x < 3`, `3 > x`, `1 < x \\le 2` as an interval."""
+    r"""`x < 3`, `3 > x`, `1 < x \le 2`, `|x| < 3` as an interval; `x \ne 3`, `|x| > 3` as a union."""
+    if relation.operators == ("ne",) and is_name(relation.texts[0]) and isinstance(relation.sides[0], Expression):
+        hole = relation.sides[1]
+        return Sets("cup", (Items("(", (_MINUS_INFINITY, hole), ")"), Items("(", (hole, _INFINITY), ")")))
     if not set(relation.operators) <= {"<", ">", "le", "ge"}:
         return None
+    if len(relation.sides) == 2 and (of_size := _of_size(relation)) is not None:
+        return of_size
     if relation.operators[0] in (">", "ge"):
         relation = _reversed(relation)
     if not set(relation.operators) <= {"<", "le"}:
@@ -174,3 +184,22 @@ def _interval(relation: Relation) -> Value | None:
         )
         return Items(opening, (bounds[0], bounds[2]), closing)
     return None
+
+
+def _of_size(relation: Relation) -> Value | None:
+    """`|x| < 3` and `|x| > 3`, for a variable of one letter."""
+    if not _is_size(relation.texts[0]):
+        relation = _reversed(relation)
+    bound = relation.sides[1]
+    if not _is_size(relation.texts[0]) or as_node(bound) is None:
+        return None
+    negative, (operator,) = read(f"-({relation.texts[1]})"), relation.operators
+    if operator in ("<", "le"):
+        return Items("(", (negative, bound), ")") if operator == "<" else Items("[", (negative, bound), "]")
+    closed = operator == "ge"
+    left = Items("(", (_MINUS_INFINITY, negative), "]" if closed else ")")
+    return Sets("cup", (left, Items("[" if closed else "(", (bound, _INFINITY), ")")))
+
+
+def _is_size(text: str) -> bool:
+    return len(text) == 3 and text[0] == text[2] == "|" and text[1].isalpha()

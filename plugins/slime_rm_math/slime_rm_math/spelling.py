@@ -83,7 +83,7 @@ _LATEX = [
             "",
         ),
         (rf"\\(?:left|right|middle){_END}\s*\.?(?=$|[^0-9a-zA-Z])", ""),
-        (rf"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm){_END}|\\!\s*", ""),
+        (rf"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm|bf|it){_END}|\\!\s*", ""),
         (r"^\s*(?:\*\*|`)(.+?)(?:\*\*|`)\s*$", r"\1"),
         (r"^\s*(?:about|approximately|approx\.?|roughly)\s+", ""),
         (
@@ -98,6 +98,15 @@ _LATEX = [
         (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|\\([RZNQC])(?![a-zA-Z])", r"\\mathbb{\1\2}"),
         (r"\\[pb]?mod\s*\{?\s*(\w+)\s*\}?|\(\s*\\?mod\s*(\w+)\s*\)", r"(mod \1\2)"),
         (r"\s*\{\s*,\s*\}\s*", ","),
+        (r"^\s*(\d{1,3})\.(\d{3})\.(\d{3})\s*$", r"\1\2\3"),
+        (r"(\d\.\d+)\s*\\ldots\s*$", r"\1"),
+        (r"(?<=\d)(?:st|nd|rd|th)(?![a-zA-Z])", ""),
+        (r"^\s*(\d+)\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(\d+)\s*$", r"\1:\2"),
+        (r"\\(?:wedge)(?![a-zA-Z])", r"\\land "),
+        (r"\\(?:vee)(?![a-zA-Z])", r"\\lor "),
+        (r"\\(?:lnot)(?![a-zA-Z])", r"\\neg "),
+        (r"\\(?:overline|overrightarrow|overleftrightarrow)\s*\{([A-Z]{2})\}", r"\1"),
+        (r"(?<=\d)(?:\s|\\[, ;])+\\Omega\s*$", r"\\text{ ohm}"),
         (r"(?<=\d)(?:\\[, ]|~| )(?=\d{3}(?!\d))", ""),
         (r"(?<=\d)(,\s+)(?=\d{3}(?:,\s*\d{3})+(?!\d))", r"\1"),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad|\\(?:h|v|nb|thin)space\*?(?:\{[^{}]*\})?|&nbsp;", " "),
@@ -122,6 +131,7 @@ _LATEX = [
         (rf"\\(?:varnothing|empty){_END}", r"\\emptyset"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ" + _END + r")|\\degrees?" + _END, r"^\\circ "),
         (r"(?<=\d)\s*(?:\\text\s*\{\s*degrees?\s*\}|degrees?\b)", r"^\\circ "),
+        (r"(?<=\d)[\s{}\\,]*\^\\circ\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CF])\}?\s*$", r"\\text{ degrees \1}"),
         (r"\\%|(?<=[\d}])\s*(?:\\text\s*\{\s*(?:percent|per cent|pct)\.?\s*\}|(?:per ?cent(?:age)?|pct)\b\.?)", "%"),
         (r"(?<![a-zA-Z\\])(?:\+?infinity|oo)\b", r"\\infty"),
         (r"(\d)\s+(\d+)/(\d+)", r"\1\\frac{\2}{\3}"),
@@ -144,7 +154,7 @@ _TIDY = [
         (r"\\frac(\d)(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac(\{(?:[^{}]|\{[^{}]*\})*\})(\w)", r"\\frac\1{\2}"),
         (r"\\frac(\w)(?=\{)", r"\\frac{\1}"),
-        (r"\\frac ?([a-zA-Z])(\w)", r"\\frac{\1}{\2}"),
+        (r"\\frac ?([a-zA-Z]|\\(?:pi|theta|alpha|beta)) ?(\w)", r"\\frac{\1}{\2}"),
         (r"\\frac(\d)(\\[a-zA-Z]+|[a-zA-Z])", r"\\frac{\1}{\2}"),
         (r"\\sqrt ?(\w)", r"\\sqrt{\1}"),
         (r"\\binom(\w)(\w)", r"\\binom{\1}{\2}"),
@@ -164,8 +174,20 @@ _WORD_UNIT = re.compile(
 )
 _LETTER_UNIT = re.compile(r"(?<=\d)\s+([mgsLhN])(\^\{?[23]\}?)?[\s.]*$")
 _CURRENCY = re.compile(r"^(-?)\s*(?:\\\$|\\text\s*\{\s*(?:\\?\$|euro|pound|Rs\.?|USD)\s*\}|Rs\.?(?=\s*\d))\s*")
-_NOT_UNITS = frozenset({"and", "or", "sqrt", "infty", "sin", "cos", "tan", "log", "mod", "choose", "times", "over"})
-_OF_ANGLES = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])|\\pi")
+_NOT_UNITS = frozenset(
+    {"and", "or", "sqrt", "infty", "sin", "cos", "tan", "log", "mod", "choose", "times", "over", "cis"}
+)
+_SYMBOLS_OF_UNITS = frozenset("NJWVKFCHTLmgshl")
+"""Units that one letter names."""
+
+_OF_ANGLES = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis)(?![a-z])|\\pi")
+_SYSTEM = re.compile(r"\\begin\{(cases|aligned|array)\}(?:\{[lcr]*\})?([^&]*)\\end\{\1\}")
+_IN_SIGNS = {
+    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "all real values"), r"\mathbb{R}"),
+    **dict.fromkeys(("empty set", "null set", "no solution", "no solutions", "there is no solution"), r"\emptyset"),
+    **dict.fromkeys(("does not exist", "dne"), "DNE"),
+}
+"""What has a sign, in words."""
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{\s*)?\(?([A-Z])\)?\.?\s*\}?\)?")
 
@@ -185,6 +207,8 @@ def respell(answer: str) -> Spelled:
     A comma followed by space, which separates and never groups digits, becomes a semicolon.
     """
     text = answer.translate(_TABLE)
+    if system := _SYSTEM.fullmatch(text.strip()):
+        text = re.sub(r"\\\\|\\cr", ", ", system[2].strip().removesuffix("\\\\"))
     if r"\begin" not in text:  # there two backslashes end a row
         text = _DOUBLED.sub(r"\\", text)
     for pattern, replacement in _LATEX:
@@ -194,8 +218,9 @@ def respell(answer: str) -> Spelled:
     text, currency = _split_currency(text.strip())
     text, unit = _split_unit(text)
     words = _plain_words(text)
-    if not _OF_ANGLES.search(text):
-        text = text.rstrip().removesuffix(r"^\circ")
+    text = _IN_SIGNS.get(words, text)
+    if not _OF_ANGLES.search(text) and text.rstrip().endswith(r"^\circ"):
+        text, unit = text.rstrip().removesuffix(r"^\circ"), unit or "degree"
     text = _TEXT_MACRO.sub(r" \1 ", text)
     text = text.strip().rstrip(".:")
     for pattern, replacement in _TIDY:
@@ -217,7 +242,7 @@ def _split_unit(text: str) -> tuple[str, str]:
     if match is None:
         return text, ""
     word = match[1].strip()
-    if word.lower() in _NOT_UNITS or (len(word) == 1 and word.isupper()):
+    if word.lower() in _NOT_UNITS or (len(word) == 1 and word not in _SYMBOLS_OF_UNITS):
         return text, ""
     if word.split(" ")[0].lower() in ("and", "or"):
         return text, ""

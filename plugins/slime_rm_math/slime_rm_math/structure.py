@@ -10,6 +10,7 @@ from typing import TypeAlias
 from slime_rm_math.expression import Node, number, operation, parse
 from slime_rm_math.number import Number, parse_number
 from slime_rm_math.tokens import TooLarge, Unparsable
+from slime_rm_math.units import measures, unit_name
 
 MAX_LENGTH = 2000
 """Longer texts, in characters, are equal only as they are."""
@@ -107,6 +108,7 @@ class Relation:
 Value: TypeAlias = Words | Unread | Number | Expression | Based | Items | Sets | Matrix | Ratio | Relation
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|sim|to|implies|Rightarrow)(?![a-zA-Z])|[=<>]")
+_SAME_SIGNS = {"approx": "=", "sim": "=", "implies": "Rightarrow"}
 _SETS = re.compile(r"\\(?:cup|cap|setminus)(?![a-zA-Z])|\\backslash")
 _MATRIX = re.compile(
     r"[(\[]?\\begin\{(?:[bpBvV]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{([bpBvV]?)(?:matrix|smallmatrix|array)\}[)\]]?",
@@ -115,7 +117,14 @@ _MATRIX = re.compile(
 _SET_BUILDER = re.compile(r"(?P<name>[a-z])(?:\\in ?\\mathbb\{R\})?[|:](?=[^|:]*(?P=name))([^|:]+)")
 _SEPARATOR = re.compile(r"[,;]")
 _COLON = re.compile(r":")
-_BASED = re.compile(r"([0-9A-Fa-f]+)_(?:\{(\d{1,2})\}|(\d{1,2}))")
+_BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{(\d{1,2}|[a-z]{3,8})\}|(\d{1,2}))")
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_DATE = re.compile(r"([12]\d{3})([-/])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6([12]\d{3})")
+_COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]{1,8},?)+\d+(?:\.\d+)?(?:[a-z]{1,8})?")
+_ANGLE = re.compile(r"\\angle ?([A-Z]'?)([A-Z]'?)([A-Z]'?)")
+_ELSEWHERE = re.compile(r"\\frac\{(?:d|\\partial)\}\{(?:d|\\partial) ?[a-z]\}|\\zeta\(")
+"""Derivatives and functions that only the full parser knows; they would read as products."""
+
 _WORD = re.compile(r"[^\W\d_]{3,}(?![a-zA-Z(])")
 _MATHEMATICAL = re.compile(r"[\\^_=+*/<>|!\d]")
 _OPENING = {"(": ")", "[": "]", "{": "}"}
@@ -130,14 +139,40 @@ def read(text: str, depth: int = 0) -> Value:
         return found
     if len(text) > MAX_LENGTH or depth > MAX_DEPTH:
         return Unread(text, too_large=True)
+    if name := _date(text) or _angle(text) or _compound(text):
+        return Words(name)
     if matrix := _MATRIX.fullmatch(text):
         return _matrix(text, matrix[1], matrix[2], depth)
     for reading in (_pair_lists, _listed, _related, _joined, _bracketed, _ratio):
         if (value := reading(text, depth)) is not None:
             return value
     if based := _BASED.fullmatch(text):
-        return Based(based[1].lower(), based[2] or based[3])
+        base = based[2] or based[3]
+        if base.isdigit() or base in _BASES:
+            return Based(based[1].lower(), base if base.isdigit() else str(2 + _BASES.index(base)))
     return _expression(text)
+
+
+def _date(text: str) -> str | None:
+    """`2024-05-01`, `12/25/2021`: a date and no arithmetic; without leading zeros."""
+    match = _DATE.fullmatch(text)
+    if match is None:
+        return None
+    numbers = [int(number) for number in match.group(1, 3, 4, 5, 7, 8) if number]
+    small = [number for number in numbers if number < 1000]
+    return "/".join(map(str, numbers)) if all(0 < number <= 31 for number in small) else None
+
+
+def _compound(text: str) -> str | None:
+    """`3ft4in`, `2h30min`, maybe without the last unit."""
+    match = _COMPOUND.fullmatch(text)
+    return text if match and all(measures(unit_name(unit, "")) for unit in re.findall(r"[a-z]+", text)) else None
+
+
+def _angle(text: str) -> str | None:
+    """An angle by three points, which the outer two may change places in."""
+    match = _ANGLE.fullmatch(text)
+    return None if match is None else rf"\angle {min(match[1], match[3])}{match[2]}{max(match[1], match[3])}"
 
 
 def is_name(text: str) -> bool:
@@ -209,11 +244,13 @@ def _related(text: str, depth: int) -> Value | None:
     if split is None or len(split) < 3 or len(split) > 2 * MAX_ITEMS:
         return None
     sides, operators = split[::2], [operator.lstrip("\\") for operator in split[1::2]]
-    if "approx" in operators and operators.index("approx") > 0:
+    if "approx" in operators and (operators[0] != "approx" or (sides[0] and not is_name(sides[0]))):
         # what is only near is a comment on the exact value before it
         end = operators.index("approx")
+        if end == 0:
+            return read(sides[0], depth + 1)
         sides, operators = sides[: end + 1], operators[:end]
-    operators = ["=" if operator in ("approx", "sim") else operator for operator in operators]
+    operators = [_SAME_SIGNS.get(operator, operator) for operator in operators]
     if sides[0] == "" and len(sides) == 2:
         return read(sides[1], depth + 1) if operators == ["="] else None
     if not all(sides):
@@ -279,6 +316,8 @@ def _matrix(text: str, body: str, kind: str, depth: int) -> Value:
 def _expression(text: str) -> Value:
     if text == r"\emptyset":
         return Sets("empty", ())
+    if _ELSEWHERE.search(text):
+        return Unread(text)
     if text == r"\mathbb{R}":
         infinity = Node("constant", "infinity")
         ends = Expression(r"-\infty", operation("neg", infinity)), Expression(INFINITY, infinity)

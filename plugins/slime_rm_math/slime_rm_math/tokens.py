@@ -26,8 +26,9 @@ _TOKEN = re.compile(
     r"\d+(?:\.\d+)?|\.\d+|\\[a-zA-Z]+|\\[{}|]|[a-zA-Z]+'*|\*\*|!+|[-+*/^_(){}\[\]|]",
     re.ASCII,
 )
-_WORDS = {**{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi", "cbrt")}, "asin": r"\arcsin", "acos": r"\arccos"}
-_WORDS |= {"atan": r"\arctan", "abs": r"\abs", "tg": r"\tan", "ctg": r"\cot", "inf": r"\infty", "infty": r"\infty"}
+_WORDS = {name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi", "cbrt", "cis")}
+_WORDS |= {"asin": r"\arcsin", "acos": r"\arccos", "atan": r"\arctan", "abs": r"\abs"}
+_WORDS |= {"tg": r"\tan", "ctg": r"\cot", "inf": r"\infty", "infty": r"\infty"}
 _LONGEST_NAME = 3
 """Longer runs of letters are words, not products of symbols."""
 

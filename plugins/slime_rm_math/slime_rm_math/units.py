@@ -38,6 +38,8 @@ _SPELLINGS = {
     "%": "percent",
     "degree": "degree deg",
     "radian": "radian rad",
+    "celsius": "celsius degreesc",
+    "fahrenheit": "fahrenheit degreesf",
     "acre": "acre",
     "hectare": "hectare ha",
     "ohm": "ohm",
@@ -49,6 +51,12 @@ _SPELLINGS = {
     "pm": "pm",
 }
 _NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
+NUMBERS = {
+    "degree": r"\pi/180",
+    **{"dozen": "12", "hundred": "100", "thousand": "1000"},
+    **{"million": "10^{6}", "billion": "10^{9}", "trillion": "10^{12}"},
+}
+"""Units that are numbers themselves."""
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
 

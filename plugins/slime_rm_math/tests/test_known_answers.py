@@ -8,7 +8,7 @@ import pytest
 from slime_rm_math import is_right, same_answer
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "known_answers.jsonl").read_text().splitlines()]
-ONE_WAY = {("1", "2x+z=1"), ("0", "a^2+b=0"), ("11a+c", "7=11a+c")}
+ONE_WAY = {("3", "5u+w=3"), ("0", "p^3+q=0"), ("6k+m", "9=6k+m")}
 """An equation stands for its last side as an answer, never as a label."""
 
 
