@@ -61,5 +61,5 @@ def test_segment_sum_of_an_empty_sample_is_zero():
 
 
 def test_unknown_aggregation_is_refused():
-    with pytest.raises(ValueError, match="token or sequence"):
+    with pytest.raises(ValueError, match="token, sequence, constant"):
         token_weights(torch.ones(1), torch.tensor([1]), "rows", 1)

@@ -27,7 +27,7 @@ def batch_of(advantages: list[float] | None) -> TensorBatch:
 
 @pytest.mark.parametrize(("high", "upper"), [(None, 1.2), (0.8, 1.8)])
 def test_the_loss_is_the_clipped_surrogate(high, upper):
-    args = Namespace(ppo_clip_eps=0.2, ppo_clip_eps_high=high)
+    args = Namespace(ppo_clip_eps=0.2, ppo_clip_eps_high=high, ppo_clip_dual=None)
     loss, metrics = ppo_clip.policy_loss(args=args, batch=batch_of(ADVANTAGES), logprobs=torch.tensor(NEW))
     for i, (new, old, a) in enumerate(zip(NEW, OLD, ADVANTAGES, strict=True)):
         ratio = math.exp(new - old)
@@ -40,7 +40,9 @@ def test_the_loss_is_the_clipped_surrogate(high, upper):
 def test_a_round_without_rewards_says_to_name_one():
     with pytest.raises(SlimeError, match="--reward"):
         ppo_clip.policy_loss(
-            args=Namespace(ppo_clip_eps=0.2, ppo_clip_eps_high=None), batch=batch_of(None), logprobs=torch.tensor(NEW)
+            args=Namespace(ppo_clip_eps=0.2, ppo_clip_eps_high=None, ppo_clip_dual=None),
+            batch=batch_of(None),
+            logprobs=torch.tensor(NEW),
         )
 
 
@@ -49,4 +51,4 @@ def test_a_round_without_rewards_says_to_name_one():
 )
 def test_a_range_that_makes_no_sense_is_refused(low, high, flag):
     with pytest.raises(OptionError, match=flag):
-        ppo_clip.configure(args=Namespace(ppo_clip_eps=low, ppo_clip_eps_high=high))
+        ppo_clip.configure(args=Namespace(ppo_clip_eps=low, ppo_clip_eps_high=high, ppo_clip_dual=None))
