@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -315,3 +316,11 @@ def test_a_teacher_of_another_vocabulary_is_refused(make_trainer, other_model, t
 def test_options_that_cannot_work_are_refused(flags, message, model_dir):
     with pytest.raises(OptionError, match=message):
         parse(["--model", str(model_dir), *flags])
+
+
+def test_every_metric_of_training_is_documented(make_trainer, near_samples, shard_of, other_model):
+    everything = ["--advantage-estimator", "opd", "--teacher-model", str(other_model), "--ppo-clip-dual", "3"]
+    everything += ["--kl-coef", "0.1", "--kl-loss-coef", "0.1", "--entropy-coef", "0.1", "--mask-offpolicy-delta", "1"]
+    got = make_trainer(*everything, "--importance-correction", "icepop").train(0, shard_of(near_samples(4)))
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert [name for name in got if name.startswith("train/") and f"`{name}`" not in page] == []
