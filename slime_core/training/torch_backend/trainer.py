@@ -24,6 +24,7 @@ from slime_core.training.torch_backend.meters import Meters, round_metrics
 from slime_core.training.torch_backend.model import Policy, load_policy
 from slime_core.training.torch_backend.optimizer import Optimizer
 from slime_core.training.torch_backend.ranks import Ranks
+from slime_core.training.torch_backend.skipped import keep_batch
 from slime_core.types import FloatArray, IntArray, Shard, TrainBatch
 
 CPU_MICRO_BATCH = 4096
@@ -95,7 +96,7 @@ class TorchTrainer:
             self._set_advantages(batch, shard)
         compared = batch.old_logprobs is not None and not self._args.use_rollout_logprobs
         norms: list[float] = []
-        skipped = 0
+        skipped = nonfinite = 0
         lr = self._optimizer.lr
         for number, part in enumerate(steps):
             lr = self._optimizer.lr
@@ -104,6 +105,10 @@ class TorchTrainer:
                 self._accumulate(batch, part, meters, compare=number == 0 and not compared)
             with meters.clock("optimizer"):
                 norm = self._update(part)
+            if not math.isfinite(norm):
+                nonfinite += 1
+                name = f"round_{step:06d}_step_{number}_rank{self._ranks.rank}"
+                keep_batch(batch, part.rows, Path(self._args.runs_dir) / self._args.run_name, name)
             norms += [norm] if math.isfinite(norm) and part.num_tokens else []
             skipped += not (math.isfinite(norm) and part.num_tokens)
         trained = [part for part in steps if part.num_tokens]
@@ -113,7 +118,8 @@ class TorchTrainer:
         if self._args.ref_update_interval is not None and (step + 1) % self._args.ref_update_interval == 0:
             self._frozen.renew_reference(self._policy.model)
         grad_norm = sum(norms) / len(norms) if norms else 0.0
-        return metrics | {"train/grad_norm": grad_norm, "train/lr": lr, "train/skipped_steps": float(skipped)}
+        metrics |= {"train/skipped_steps": float(skipped), "train/nonfinite_steps": float(nonfinite)}
+        return metrics | {"train/grad_norm": grad_norm, "train/lr": lr}
 
     def _steps(self, shard: Shard) -> list[Step]:
         """The round's optimiser steps with their sizes over all ranks, which make the loss exact."""
