@@ -219,9 +219,19 @@ def test_truncated_samples_count_in_their_group_but_do_not_train(make_trainer, s
 
 
 def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(make_trainer, samples, shard_of):
-    got = trained_round(make_trainer, shard_of, samples(8), "--whiten-advantages")
+    made = samples(8)
+    got = trained_round(make_trainer, shard_of, made, "--whiten-advantages")
     assert got["train/advantage_mean"] == pytest.approx(0.0, abs=1e-6)
     assert got["train/advantage_std"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_sample_without_a_reward_is_left_out_of_whitening(make_trainer, samples, shard_of):
+    made = samples(8)
+    made[2].reward = None
+    got = trained_round(make_trainer, shard_of, made, "--whiten-advantages")
+    silent = int(made[2].loss_mask.sum()) / got["train/num_tokens"]
+    assert got["train/advantage_mean"] == pytest.approx(0.0, abs=1e-6)
+    assert got["train/advantage_std"] == pytest.approx(math.sqrt(1 - silent), abs=1e-4)
 
 
 def test_the_first_round_has_the_invariants_of_an_on_policy_step(make_trainer, samples, shard_of):

@@ -27,7 +27,8 @@ class Meters:
     def add(self, values: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
         """Add metrics of a micro-batch, [R] each, where the mask [R] is set."""
         for name, value in values.items():
-            kept = value.detach()[mask].double().sum()
+            # not value[mask], whose size the host would have to wait for
+            kept = torch.where(mask, value.detach(), 0.0).sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + kept if name in self._sums else kept
 
     def add_losses(self, losses: dict[str, torch.Tensor]) -> None:

@@ -154,7 +154,10 @@ class TorchTrainer:
         for what, value in (("advantages", advantages), ("returns", returns)):
             _check_per_token(self._estimate, what, value, batch.num_response_tokens)
         if self._args.whiten_advantages:
-            advantages = whiten(advantages.float(), batch.loss_mask, sum_over_ranks=batch.sum_over_ranks)
+            taught = batch.loss_mask
+            if batch.teacher_logprobs is None:
+                taught = taught & batch.expand(~batch.rewards.isnan())
+            advantages = whiten(advantages.float(), taught, sum_over_ranks=batch.sum_over_ranks)
         batch.advantages, batch.returns = advantages.float(), returns.float()
 
     def _set_frozen_logprobs(self, batch: TensorBatch, steps: list[Step]) -> None:
