@@ -150,7 +150,8 @@ def estimate_advantages(
     """Return advantages and returns, float32 [R] each: one a response token of this rank's `batch`.
 
     Called once a round on every trainer rank. `round_rewards` (float64 [S], NaN where a sample has none) and
-    `round_group_index` (int64 [S]) are those of the whole round, all ranks together.
+    `round_group_index` (int64 [S]) are those of the whole round, all ranks together; `batch.sum_over_ranks(tensor)`
+    sums over the ranks, which must all call it. Take off `batch.kl_penalty`, 0 without `--kl-coef`.
     """
 
 
@@ -161,7 +162,8 @@ def policy_loss(
     """Return the loss of each response token, float32 [R], and metrics by name, [R] each.
 
     Called once a micro-batch on every trainer rank; `logprobs` and `entropy` are the current policy's, with gradient.
-    The core applies the loss mask and averages losses and metrics over the whole optimiser step.
+    The core applies the loss mask, adds what its own flags ask for (importance correction, KL, entropy), and averages
+    losses and metrics over the whole optimiser step.
     """
 
 

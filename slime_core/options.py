@@ -272,6 +272,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
     _add_evaluation(parser)
     _add_engines(parser)
     _add_training(parser)
+    _add_objective(parser)
     _add_weights(parser)
     _add_cluster(parser)
 
@@ -703,15 +704,6 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--num-steps-per-rollout", type=positive_int, default=1, metavar="N", help="optimiser steps a round")
     g.add_argument(
-        "--loss-aggregation",
-        choices=["token", "sequence"],
-        default="token",
-        help="mean over all tokens, or over sequences of their token means",
-    )
-    g.add_argument(
-        "--use-rollout-logprobs", action="store_true", help="the engine's log-probabilities are the old policy's"
-    )
-    g.add_argument(
         "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: matrices by Muon, the rest by AdamW"
     )
     g.add_argument("--lr", type=non_negative, default=1e-6, metavar="X")
@@ -735,6 +727,93 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--adam-betas", type=fraction, nargs=2, default=[0.9, 0.999], metavar=("B1", "B2"))
     g.add_argument("--adam-eps", type=positive, default=1e-8, metavar="X")
     g.add_argument("--clip-grad", type=non_negative, default=1.0, metavar="X", help="largest gradient norm; 0: off")
+
+
+def _add_objective(parser: argparse.ArgumentParser) -> None:
+    g = parser.add_argument_group("objective", "what holds for every --advantage-estimator and --policy-loss")
+    g.add_argument(
+        "--loss-aggregation",
+        choices=["token", "sequence", "constant"],
+        default="token",
+        help="mean over all tokens, over sequences of their token means, or the sum a sequence over a constant",
+    )
+    g.add_argument(
+        "--loss-constant",
+        type=positive,
+        metavar="X",
+        help="the constant of --loss-aggregation constant (default: --max-response-tokens)",
+    )
+    g.add_argument(
+        "--mask-truncated", action="store_true", help="samples that ended for length count in their group but not train"
+    )
+    g.add_argument(
+        "--whiten-advantages",
+        action="store_true",
+        help="advantages of a round get mean 0 and variance 1 over its tokens",
+    )
+    g.add_argument("--entropy-coef", type=non_negative, default=0.0, metavar="X", help="entropy bonus in the loss")
+    g.add_argument(
+        "--kl-coef",
+        type=non_negative,
+        default=0.0,
+        metavar="X",
+        help="divergence from the reference taken off every token's reward",
+    )
+    g.add_argument("--kl-type", choices=["k1", "k2", "k3", "low_var"], default="k1", help="estimator of --kl-coef")
+    g.add_argument(
+        "--kl-loss-coef", type=non_negative, default=0.0, metavar="X", help="divergence from the reference in the loss"
+    )
+    g.add_argument(
+        "--kl-loss-type",
+        choices=["k1", "k2", "k3", "low_var"],
+        default="k3",
+        help="estimator of --kl-loss-coef; k1 has a gradient only with --kl-loss-unbiased",
+    )
+    g.add_argument(
+        "--kl-loss-unbiased",
+        action="store_true",
+        help="multiply that estimator by the importance ratio, which makes its gradient that of the divergence",
+    )
+    g.add_argument(
+        "--ref-model",
+        metavar="DIR",
+        help="the reference, loaded when a KL term needs it or this is set (default: --model)",
+    )
+    g.add_argument(
+        "--ref-update-interval", type=positive_int, metavar="N", help="the policy becomes the reference every N rounds"
+    )
+    g.add_argument(
+        "--teacher-model", metavar="DIR", help="a model with the same tokenizer, for --advantage-estimator opd"
+    )
+    g.add_argument(
+        "--use-rollout-logprobs", action="store_true", help="the engine's log-probabilities are the old policy's"
+    )
+    g.add_argument(
+        "--importance-correction",
+        choices=["tis", "icepop", "mask"],
+        help="weigh tokens by p_trainer / p_engine: clamped (tis), 0 out of bounds (icepop), or only 0 or 1 (mask)",
+    )
+    g.add_argument(
+        "--importance-level",
+        choices=["token", "sequence", "geometric"],
+        default="token",
+        help="ratio of a token, of its sequence, or the geometric mean over the sequence",
+    )
+    g.add_argument(
+        "--importance-low",
+        type=non_negative,
+        metavar="X",
+        help="lower bound of that ratio (default: 0 for tis, else 0.5)",
+    )
+    g.add_argument(
+        "--importance-high", type=positive, metavar="X", help="upper bound of that ratio (default: 2 for tis, else 5)"
+    )
+    g.add_argument(
+        "--mask-offpolicy-delta",
+        type=non_negative,
+        metavar="X",
+        help="leave out sequences of negative advantage whose mean log p_old - log p is above X nats",
+    )
 
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:
@@ -998,7 +1077,7 @@ def _resolve_run(args: argparse.Namespace) -> None:
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Make paths good in processes with another working directory."""
-    for name in ("model", "runs_dir", "weights_dir"):
+    for name in ("model", "ref_model", "teacher_model", "runs_dir", "weights_dir"):
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
     args.prompt_data = [file.resolved() for file in args.prompt_data]
@@ -1077,6 +1156,20 @@ def _check_implements(plugins: Plugins, hook: str, reference: str) -> None:
     plugins.bind(hook, reference)
 
 
+def needs_reference(args: argparse.Namespace) -> bool:
+    """Whether a trainer keeps a reference model."""
+    return bool(args.kl_coef or args.kl_loss_coef or args.ref_model is not None)
+
+
+def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
+    """The bounds of --importance-correction, with their defaults."""
+    low, high = (0.0, 2.0) if args.importance_correction == "tis" else (0.5, 5.0)
+    return (
+        low if args.importance_low is None else args.importance_low,
+        high if args.importance_high is None else args.importance_high,
+    )
+
+
 # --- validation -------------------------------------------------------------------------------------------------------
 def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     """Refuse options that cannot work, alone or together, before anything starts.
@@ -1114,6 +1207,21 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
             "the loss with --mask-offpolicy-in-partial-rollout."
         )
+    for flag, directory in {"--ref-model": args.ref_model, "--teacher-model": args.teacher_model}.items():
+        if directory is not None and not (Path(directory) / "config.json").is_file():
+            raise OptionError(f"{flag} {directory} is not a model directory: it has no config.json.")
+    if args.ref_update_interval is not None and not needs_reference(args):
+        raise OptionError(
+            "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
+        )
+    if args.importance_correction is not None and args.use_rollout_logprobs:
+        raise OptionError(
+            "--importance-correction compares the trainer with the engine, whose log-probabilities "
+            "--use-rollout-logprobs takes for the trainer's; drop one of them."
+        )
+    low, high = importance_bounds(args)
+    if low > high:
+        raise OptionError(f"--importance-low {low:g} is above --importance-high {high:g}.")
     if args.num_epoch is not None and not args.prompt_data:
         raise OptionError("--num-epoch counts passes over --prompt-data, which is not given.")
     if args.external_engines and len(set(args.external_engines)) < len(args.external_engines):

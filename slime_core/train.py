@@ -11,6 +11,7 @@ from slime_core.errors import EnginesLostError
 from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import load_plugins
 from slime_core.schedule import Schedule, with_num_rollout
+from slime_core.tracking.alarms import Alarms
 from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
@@ -44,9 +45,8 @@ class Run:
     """One run's loop, with what it needs at every step."""
 
     def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: list[Bound]):
-        self._args, self._run_dir, self._cluster = args, run_dir, cluster
-        self._progress, self._trackers = progress, trackers
-        self._schedule = Schedule(args)
+        self._args, self._run_dir, self._cluster, self._progress = args, run_dir, cluster, progress
+        self._trackers, self._schedule, self._alarms = trackers, Schedule(args), Alarms(args, progress.note)
         self._engines = EngineWork(cluster, progress, self._log)
         self._num_trained = 0
 
@@ -92,6 +92,7 @@ class Run:
             metrics |= engines.send_weights(step + 1)
         metrics |= self._cluster.engine_metrics()
         self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=metrics.get("train/num_tokens", 0)))
+        self._alarms.check(step, metrics)
 
     def _resume(self) -> int:
         checkpoint, step = latest_checkpoint(self._run_dir)

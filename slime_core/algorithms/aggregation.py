@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+AGGREGATIONS = ("token", "sequence", "constant")
+"""The kinds that `token_weights` knows."""
+
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Mean of the values where the mask is set, a scalar; 0 when it is set nowhere. Same shape, any shape."""
@@ -46,11 +49,13 @@ def token_weights(mask: torch.Tensor, lengths: torch.Tensor, kind: str, total: f
 
     - token: 1 / total, with total the trained tokens of the whole step.
     - sequence: 1 / (trained tokens of its sample * total), with total the samples of the whole step that have any.
+    - constant: 1 / total, with total the samples of the whole step times a constant; no length biases it (Liu et al.,
+      "Understanding R1-Zero-Like Training", arXiv 2503.20783, section 3.2).
 
     Args:
         mask: [R], bool or 0/1, the trained tokens of this part of the step.
         lengths: [S] integers, response tokens of each sample of this part.
-        kind: "token" or "sequence".
+        kind: one of `AGGREGATIONS`.
         total: the denominator, counted over all parts.
 
     Returns:
@@ -60,9 +65,9 @@ def token_weights(mask: torch.Tensor, lengths: torch.Tensor, kind: str, total: f
         ValueError: on an unknown kind.
     """
     set_tokens = mask.to(torch.float32)
-    if kind == "token":
+    if kind in ("token", "constant"):
         return set_tokens / total
     if kind != "sequence":
-        raise ValueError(f"unknown aggregation '{kind}'; use token or sequence")
+        raise ValueError(f"unknown aggregation '{kind}'; use one of {', '.join(AGGREGATIONS)}")
     trained = segment_sum(set_tokens, lengths).clamp(min=1)
     return set_tokens / (torch.repeat_interleave(trained, lengths, output_size=len(mask)) * total)

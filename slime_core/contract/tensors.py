@@ -21,13 +21,16 @@ async def check_advantages(bound: Bound, args: Options) -> str:
 
     whole = TrainBatch.from_samples([sample for group in groups() for sample in group])
     batch = TensorBatch.of(whole, torch.device("cpu"))
+    tokens = batch.num_response_tokens
+    generator = torch.Generator().manual_seed(0)
+    batch.old_logprobs, batch.teacher_logprobs = -torch.rand(2, tokens, generator=generator)
+    batch.kl_penalty = torch.rand(tokens, generator=generator) / 10
     made = bound(
         args=args,
         batch=batch,
         round_rewards=torch.from_numpy(whole.rewards),
         round_group_index=torch.from_numpy(whole.group_index),
     )
-    tokens = batch.num_response_tokens
     if not isinstance(made, tuple) or len(made) != 2:
         raise PluginError(f"plugin '{bound.name}': return a pair, advantages and returns, not {type(made).__name__}.")
     for what, tensor in zip(("advantages", "returns"), made, strict=True):

@@ -26,7 +26,10 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
 def estimate_advantages(
     args: argparse.Namespace, batch: Any, round_rewards: torch.Tensor, round_group_index: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(reward - mean) / std of the sample's group; returns are the same. See `algorithms.group_normalize`."""
+    """(reward - mean) / std of the sample's group, less the token's KL penalty; returns are the same.
+
+    Shao et al., "DeepSeekMath" (arXiv 2402.03300), section 4.1.2; see `algorithms.group_normalize`.
+    """
     from slime_core.algorithms import group_normalize
 
     per_sample = group_normalize(
@@ -36,5 +39,5 @@ def estimate_advantages(
         round_rewards=round_rewards,
         round_group_index=round_group_index,
     )
-    advantages = batch.expand(per_sample.float())
+    advantages = batch.expand(per_sample.float()) - batch.kl_penalty
     return advantages, advantages

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from slime_core.errors import SlimeError
 from slime_core.types import IntArray, TrainBatch, spans
+
+
+def alone(part: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks where there is one."""
+    return part
 
 
 @dataclass
@@ -45,12 +51,20 @@ class TensorBatch:
     """[S] bool."""
     extras: dict[str, Any]
     """A converter's extra keys, [S, ...] or [R, ...]: tensors, or numpy arrays of what torch cannot hold."""
+    kl_penalty: torch.Tensor
+    """[R] float32, `--kl-coef` times the divergence from the reference; 0 without it. An estimator takes it off."""
     old_logprobs: torch.Tensor | None = None
-    """[R] float32, of the policy before the round's first update."""
+    """[R] float32, of the policy before the round's first update; estimators have them with --kl-coef or a teacher."""
+    ref_logprobs: torch.Tensor | None = None
+    """[R] float32, of the reference; None where no option asks for one."""
+    teacher_logprobs: torch.Tensor | None = None
+    """[R] float32, of `--teacher-model` or a converter's extra key of this name, NaN where unknown; None without."""
     advantages: torch.Tensor | None = None
-    """[R] float32; None where the round has no rewards."""
+    """[R] float32; None where the round has neither rewards nor a teacher."""
     returns: torch.Tensor | None = None
     """[R] float32, likewise."""
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = alone
+    """For an estimator: sums a flat tensor over the ranks, in place; every rank must call it, even without samples."""
 
     @classmethod
     def of(cls, batch: TrainBatch, device: torch.device) -> TensorBatch:
@@ -74,6 +88,8 @@ class TensorBatch:
             rollout_index=long(batch.rollout_index),
             truncated=torch.from_numpy(batch.truncated.astype(np.bool_)).to(device),
             extras=extras,
+            kl_penalty=torch.zeros(len(batch.loss_mask), device=device),
+            teacher_logprobs=extras.get("teacher_logprobs"),
         )
 
     @property
@@ -95,6 +111,20 @@ class TensorBatch:
     def multimodal(self) -> list[dict[str, Any] | None]:
         """[S] images and the like of each sample."""
         return self.host.multimodal
+
+    @property
+    def known_advantages(self) -> torch.Tensor:
+        """[R] float32, the advantages.
+
+        Raises:
+            SlimeError: when the round has none.
+        """
+        if self.advantages is None:
+            raise SlimeError(
+                "this policy loss needs advantages, but no sample has a reward; name one with --reward, or distill "
+                "from a --teacher-model."
+            )
+        return self.advantages
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +149,7 @@ class TensorBatch:
         picked = TensorBatch.of(self.host.select(rows), self.device)
         at = spans(self.host.response_lengths, np.asarray(rows, np.int64))
         response_rows = torch.from_numpy(at).to(self.device)
-        for name in ("old_logprobs", "advantages", "returns"):
+        for name in ("kl_penalty", "old_logprobs", "ref_logprobs", "teacher_logprobs", "advantages", "returns"):
             value = getattr(self, name)
             setattr(picked, name, value if value is None else value[response_rows])
         return picked
@@ -128,6 +158,15 @@ class TensorBatch:
 def _tensor(array: Any, device: torch.device) -> Any:
     """The array as a tensor of its own dtype; as it is where torch has no such dtype (text, objects)."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device) if array.dtype.kind in "biufc" else array
+
+
+def without_truncated(batch: TrainBatch) -> TrainBatch:
+    """The batch with no trained token in samples that ended for length; their rewards still count in their group.
+
+    Overlong filtering, Yu et al., "DAPO" (arXiv 2503.14476), section 3.4.
+    """
+    keep = np.repeat(~batch.truncated, batch.response_lengths)
+    return replace(batch, loss_mask=np.where(keep, batch.loss_mask, 0).astype(batch.loss_mask.dtype))
 
 
 def micro_batches(lengths: IntArray, rows: IntArray, max_tokens: int) -> list[IntArray]:

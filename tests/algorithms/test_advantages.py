@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.algorithms import group_normalize, whiten
+from slime_core.algorithms import group_normalize, leave_one_out, whiten
 
 REWARDS = st.one_of(st.floats(-5, 5, allow_nan=False), st.just(math.nan))
 ROUNDS = st.lists(st.tuples(st.integers(0, 4), REWARDS), min_size=1, max_size=25)
@@ -80,3 +80,31 @@ def test_whiten_gives_mean_0_and_variance_1_over_the_mask():
 
 def test_whiten_of_nothing_is_nothing():
     assert whiten(torch.tensor([3.0, math.nan]), torch.zeros(2)).tolist() == [0.0, 0.0]
+
+
+@given(ROUNDS)
+def test_leave_one_out_compares_with_the_others(rows):
+    groups, rewards = zip(*rows, strict=True)
+    expected = []
+    for i, (group, reward) in enumerate(rows):
+        others = [r for j, (g, r) in enumerate(rows) if g == group and j != i and not math.isnan(r)]
+        expected.append(0.0 if math.isnan(reward) or not others else reward - statistics.fmean(others))
+    got = leave_one_out(torch.tensor(rewards).double(), torch.tensor(groups))
+    torch.testing.assert_close(got, torch.tensor(expected).double(), rtol=1e-6, atol=1e-6)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=20), st.integers(0, 20))
+def test_whitening_by_parts_with_a_sum_over_ranks_is_whitening_the_whole(rows, cut):
+    values = torch.tensor([v for v, _ in rows], dtype=torch.float64)
+    mask = torch.tensor([m for _, m in rows])
+    sums = []
+
+    def alone(part):
+        sums.append(part.clone())
+        return part
+
+    whole = whiten(values, mask, sum_over_ranks=alone)
+    for rows_of_rank in (slice(None, cut), slice(cut, None)):
+        answers = iter(sums)
+        mine = whiten(values[rows_of_rank], mask[rows_of_rank], sum_over_ranks=lambda part, a=answers: next(a))
+        torch.testing.assert_close(mine, whole[rows_of_rank])

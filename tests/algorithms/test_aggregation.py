@@ -9,9 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.algorithms import masked_mean, masked_sequence_mean, segment_sum, token_weights
+from slime_core.algorithms import AGGREGATIONS, masked_mean, masked_sequence_mean, segment_sum, token_weights
 
 SAMPLES = st.lists(st.lists(st.tuples(st.floats(-9, 9, width=32), st.booleans()), max_size=6), min_size=1, max_size=8)
+
+CONSTANT = 7
 
 
 def flatten(samples):
@@ -24,6 +26,8 @@ def naive_loss(samples, kind):
     sums = [(sum(v for v, m in s if m), sum(m for _, m in s)) for s in samples]
     if kind == "token":
         return sum(total for total, _ in sums) / max(1, sum(n for _, n in sums))
+    if kind == "constant":
+        return sum(total for total, _ in sums) / (len(sums) * CONSTANT)
     means = [total / n for total, n in sums if n]
     return sum(means) / max(1, len(means))
 
@@ -37,9 +41,14 @@ def test_sequence_means_are_the_naive_ones(samples):
     torch.testing.assert_close(masked_mean(values, mask).item(), naive_loss(samples, "token"))
 
 
-@given(SAMPLES, st.sampled_from(["token", "sequence"]), st.data())
+@given(SAMPLES, st.sampled_from(AGGREGATIONS), st.data())
 def test_weights_give_the_same_loss_however_the_batch_is_split(samples, kind, data):
-    total = sum(sum(m for _, m in s) if kind == "token" else any(m for _, m in s) for s in samples)
+    counts = {
+        "token": sum(m for s in samples for _, m in s),
+        "sequence": sum(any(m for _, m in s) for s in samples),
+        "constant": len(samples) * CONSTANT,
+    }
+    total = counts[kind]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(samples)), max_size=3)))
     loss = 0.0
     for start, end in zip([0, *cuts], [*cuts, len(samples)], strict=True):
@@ -61,5 +70,5 @@ def test_segment_sum_of_an_empty_sample_is_zero():
 
 
 def test_unknown_aggregation_is_refused():
-    with pytest.raises(ValueError, match="token or sequence"):
+    with pytest.raises(ValueError, match="token, sequence, constant"):
         token_weights(torch.ones(1), torch.tensor([1]), "rows", 1)

@@ -56,6 +56,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(Qwen3Config(**TINY, tie_word_embeddings=True), tmp_path_factory.mktemp("qwen3"))
 
 
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same vocabulary with other weights."""
+    return save_model(Qwen3Config(**TINY, tie_word_embeddings=True), tmp_path_factory.mktemp("other"), seed=1)
+
+
 @pytest.fixture
 def make_args(model_dir: Path) -> Callable[..., Options]:
     """Options of a run, from flags."""

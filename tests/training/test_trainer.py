@@ -167,14 +167,28 @@ def test_an_empty_step_is_counted_and_the_others_train(make_trainer, samples, sh
 def test_a_gradient_that_is_not_finite_skips_the_step(make_trainer, samples, shard_of, tmp_path):
     made = samples(4)
     made[0].reward = 1e300
-    trainer = make_trainer("--no-grpo-std-normalization")
+    trainer = make_trainer("--no-grpo-std-normalization", "--runs-dir", str(tmp_path), "--run-name", "run")
     before = weights_of(trainer, tmp_path / "before")
     metrics = trainer.train(0, shard_of(made))
     after = weights_of(trainer, tmp_path / "after")
-    assert metrics["train/skipped_steps"] == 1
+    assert metrics["train/skipped_steps"] == metrics["train/nonfinite_steps"] == 1
     assert all(torch.equal(before[name], after[name]) for name in before)
     made[0].reward = 1.0
     assert trainer.train(1, shard_of(made))["train/skipped_steps"] == 0
+
+
+def test_the_batch_of_a_skipped_step_is_kept_a_few_times(make_trainer, samples, shard_of, tmp_path):
+    made = samples(8)
+    made[5].reward = 1e300
+    trainer = make_trainer("--no-grpo-std-normalization", "--runs-dir", str(tmp_path), "--run-name", "run")
+    for step in range(6):
+        trainer.train(step, shard_of(made, step_ends=[4, 8]))
+    kept = sorted((tmp_path / "run" / "skipped_steps").iterdir())
+    assert [path.name for path in kept] == [f"round_{step:06d}_step_1_rank0.pt" for step in range(4)]
+    batch = torch.load(kept[0], weights_only=True)
+    assert batch["tokens"].tolist() == [token for sample in made[4:] for token in sample.tokens.tolist()]
+    assert batch["advantages"].isinf().any()
+    assert len(batch["advantages"]) == len(batch["old_logprobs"]) == sum(s.response_length for s in made[4:])
 
 
 def test_a_sample_without_reward_does_not_move_the_policy(make_trainer, samples, shard_of):

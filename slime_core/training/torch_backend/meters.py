@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 
+from slime_core.training.batch import TensorBatch
+
 
 class Meters:
     """Sums over this rank's trained tokens, kept on the device until the round's end, and seconds by phase."""
@@ -17,19 +20,31 @@ class Meters:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._sums: dict[str, torch.Tensor] = {}
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._losses: dict[str, torch.Tensor] = {}
         self._differences = torch.zeros(3, dtype=torch.float64, device=device)
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def add(self, values: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
         """Add metrics of a micro-batch, [R] each, where the mask [R] is set."""
         for name, value in values.items():
-            kept = value.detach()[mask].double().sum()
+            # not value[mask], whose size the host would have to wait for
+            kept = torch.where(mask, value.detach(), 0.0).sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + kept if name in self._sums else kept
 
-    def add_loss(self, loss: torch.Tensor) -> None:
-        """Add a micro-batch's share of a step's loss."""
-        self._loss += loss.detach().double()
+    def add_losses(self, losses: dict[str, torch.Tensor]) -> None:
+        """Add a micro-batch's share of a step's loss and of its terms, scalars."""
+        for name, loss in losses.items():
+            share = loss.detach().double()
+            self._losses[name] = self._losses[name] + share if name in self._losses else share
+
+    def add_advantages(self, batch: TensorBatch) -> None:
+        """Add the advantages and returns of a micro-batch, and the teacher's log-probabilities, where it has them."""
+        if batch.advantages is not None and batch.returns is not None:
+            known = {"advantage": batch.advantages, "advantage_square": batch.advantages.square()}
+            self.add({**known, "return": batch.returns}, batch.loss_mask)
+        if batch.teacher_logprobs is not None and batch.old_logprobs is not None:
+            off = (batch.old_logprobs - batch.teacher_logprobs).nan_to_num(0.0)
+            self.add({"opd_reverse_kl": off}, batch.loss_mask)
 
     def compare(self, logprobs: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -> None:
         """Note how far the trainer's log-probabilities are from the engine's, where it has any and the mask is set."""
@@ -53,7 +68,7 @@ class Meters:
         """What the other ranks must know, JSON-able."""
         return {
             "sums": {name: value.item() for name, value in self._sums.items()},
-            "loss": self._loss.item(),
+            "losses": {name: value.item() for name, value in self._losses.items()},
             "differences": self._differences.tolist(),
             "seconds": dict(self._seconds),
         }
@@ -70,7 +85,11 @@ def round_metrics(messages: list[dict[str, Any]], num_tokens: int, num_steps: in
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for m in messages for name in m["sums"]):
         metrics[f"train/{name}"] = sum(m["sums"].get(name, 0.0) for m in messages) / max(1, num_tokens)
-    metrics["train/loss"] = sum(m["loss"] for m in messages) / max(1, num_steps)
+    if "train/advantage" in metrics:
+        square, mean = metrics.pop("train/advantage_square"), metrics.pop("train/advantage")
+        metrics |= {"train/advantage_mean": mean, "train/advantage_std": math.sqrt(max(0.0, square - mean * mean))}
+    for name in dict.fromkeys(["loss", *(name for m in messages for name in m["losses"])]):
+        metrics[f"train/{name}"] = sum(m["losses"].get(name, 0.0) for m in messages) / max(1, num_steps)
     metrics["train/num_tokens"] = num_tokens
     total = sum(m["differences"][0] for m in messages)
     count = sum(m["differences"][1] for m in messages)

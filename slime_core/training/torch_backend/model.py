@@ -89,12 +89,17 @@ class Policy:
         return token_logprobs(logits, targets, self.temperature)
 
 
-def load_policy(args: argparse.Namespace, device: torch.device) -> Policy:
-    """Load `--model`, and find out by a probe whether its sequences can be packed and its head split off."""
+def load_policy(args: argparse.Namespace, device: torch.device, directory: str | None = None) -> Policy:
+    """Load `--model`, or the model of another directory.
+
+    A probe finds out whether its sequences can be packed and its head split off.
+    """
     dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     register_attention()
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, dtype), trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory or args.model, dtype=getattr(torch, dtype), trust_remote_code=False
+    )
     torch.nn.Module.to(model, device)
     # dropout would give one token several probabilities, so the model stays in evaluation mode
     model.eval()

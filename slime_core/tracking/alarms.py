@@ -1,0 +1,134 @@
+"""Alarms: what in a round's metrics a user should act on, said once, with advice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from statistics import fmean
+
+NUM_FIRST = 5
+"""Rounds whose mean later rounds are compared with."""
+
+LARGEST_LOGPROB_DIFF = 0.1
+"""Nats between engine and trainer that no numerics explain."""
+
+GROWN, GROWN_FROM = 5.0, 0.01
+"""Times that the mismatch may grow, and the mismatch (nats) below which it does not matter."""
+
+COLLAPSED = 0.05
+"""Part of the first rounds' entropy at which a policy hardly explores."""
+
+SAME = 1e-4
+"""Divergence (nats) below which two models are the same."""
+
+
+class Alarms:
+    """Looks at every round; an alarm that goes on sounds once, and again after it was over."""
+
+    def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._args, self._say = args, say
+        self._first: dict[str, list[float]] = {}
+        self._sounding: set[str] = set()
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say the new alarms of a round, a line each.
+
+        Args:
+            step: the round.
+            metrics: by their names in docs/metrics.md; what is missing sounds no alarm.
+        """
+        found = {
+            "rewards": _rewards(metrics),
+            "gradient": _gradient(metrics),
+            "engine": _engine(metrics),
+            "mismatch": self._mismatch(metrics),
+            "entropy": self._entropy(metrics),
+            "invariants": self._invariants(step, metrics),
+        }
+        sounding = {name for name, message in found.items() if message is not None}
+        for name in [name for name in found if name in sounding - self._sounding]:
+            self._say(f"warning, round {step}: {found[name]}")
+        self._sounding = sounding
+
+    def _mismatch(self, metrics: Mapping[str, float]) -> str | None:
+        first, now = self._compare("train/mismatch_kl", metrics)
+        if first is None or now < GROWN_FROM or now < GROWN * first:
+            return None
+        return (
+            f"the mismatch between engine and trainer grew from {first:.2g} to {now:.2g} nats a token "
+            "(train/mismatch_kl); such runs tend to collapse. Weigh tokens with --importance-correction tis or icepop, "
+            "lower --max-staleness or --lr."
+        )
+
+    def _entropy(self, metrics: Mapping[str, float]) -> str | None:
+        first, now = self._compare("train/entropy", metrics)
+        if first is None or now > COLLAPSED * first:
+            return None
+        return (
+            f"the policy's entropy fell from {first:.2g} to {now:.2g} nats a token, so that it hardly explores. If its "
+            "reward is not yet what you want, try --entropy-coef, a wider --ppo-clip-eps-high, or harder prompts."
+        )
+
+    def _invariants(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """In the first round of one optimiser step, policy, old policy and a default reference are one model."""
+        args = self._args
+        if step > 0 or args.num_steps_per_rollout > 1:
+            return None
+        if not args.use_rollout_logprobs and abs(metrics.get("train/ppo_kl", 0.0)) > SAME:
+            return (
+                f"train/ppo_kl is {metrics['train/ppo_kl']:.2g} before any update and must be 0. Check --policy-loss."
+            )
+        if args.ref_model is None and metrics.get("train/ref_kl", 0.0) > SAME:
+            return (
+                f"train/ref_kl is {metrics['train/ref_kl']:.2g} before any update, although the reference is --model; "
+                "it must be 0."
+            )
+        return None
+
+    def _compare(self, name: str, metrics: Mapping[str, float]) -> tuple[float | None, float]:
+        """The mean of the first rounds, None until they are over, and the value now."""
+        if name not in metrics:
+            return None, 0.0
+        first = self._first.setdefault(name, [])
+        if len(first) < NUM_FIRST:
+            first.append(metrics[name])
+            return None, metrics[name]
+        return fmean(first), metrics[name]
+
+
+def _rewards(metrics: Mapping[str, float]) -> str | None:
+    if metrics.get("reward/min") == 0 and metrics.get("reward/max") == 0:
+        return (
+            "every sample of the round has a reward of 0, so that it teaches nothing. Is --reward the right one, "
+            "does --label-key name the answers, is --max-response-tokens long enough? `slime score` shows how a file "
+            "of responses is graded."
+        )
+    grouped = metrics.get("rollout/num_samples", 0) > metrics.get("rollout/num_groups", 0)
+    if grouped and metrics.get("rollout/zero_std_fraction") == 1:
+        return (
+            "all samples of a group have the same reward, in every group of the round, so that advantages relative to "
+            "the group are 0. Are the prompts too easy or too hard? `--dynamic-filter nonzero_std` draws until groups "
+            "differ."
+        )
+    return None
+
+
+def _gradient(metrics: Mapping[str, float]) -> str | None:
+    skipped = metrics.get("train/nonfinite_steps", 0)
+    if not skipped:
+        return None
+    return (
+        f"the gradient of {skipped:.0f} optimiser steps was not finite; the weights were left as they were, and the "
+        "batches are kept under skipped_steps/ in the run directory. A lower --lr, or --importance-correction where "
+        "train/mismatch_kl is large, often helps."
+    )
+
+
+def _engine(metrics: Mapping[str, float]) -> str | None:
+    off = metrics.get("train/logprob_abs_diff", 0.0)
+    if off <= LARGEST_LOGPROB_DIFF:
+        return None
+    return (
+        f"the engine's log-probabilities are {off:.2g} nats a token from the trainer's (train/logprob_abs_diff). Do "
+        "--dtype and --engine-dtype agree? --importance-correction tis makes up for what is left."
+    )

@@ -1,0 +1,50 @@
+"""The batch of a step whose gradient was not finite, kept for a look at it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from slime_core.training.batch import TensorBatch
+from slime_core.types import IntArray
+
+DIRECTORY = "skipped_steps"
+"""In the run directory."""
+
+MAX_KEPT = 4
+"""Batches that a rank keeps; a run that fails at every step does not fill the disk."""
+
+PER_TOKEN = ("kl_penalty", "old_logprobs", "ref_logprobs", "teacher_logprobs", "advantages", "returns")
+
+logger = logging.getLogger(__name__)
+
+
+def keep_batch(batch: TensorBatch, rows: IntArray, run_dir: Path, name: str) -> Path | None:
+    """Write these samples, as the loss saw them, to `skipped_steps/NAME.pt`, for `torch.load`.
+
+    Args:
+        batch: this rank's share of the round.
+        rows: the samples of the step.
+        run_dir: of the run.
+        name: of the file.
+
+    Returns:
+        Where it is; None where enough are kept, or the file cannot be written, which is only logged.
+    """
+    directory = run_dir / DIRECTORY
+    path = directory / f"{name}.pt"
+    some = batch.select(rows)
+    fields = ("tokens", "lengths", "response_lengths", "loss_mask", "rollout_logprobs", "rewards", "group_index")
+    kept = {field: getattr(some, field) for field in (*fields, "sample_index", *PER_TOKEN)}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        suffix = name.rsplit("_", 1)[-1]
+        if len(list(directory.glob(f"*_{suffix}.pt"))) >= MAX_KEPT:
+            return None
+        torch.save({field: value.cpu() for field, value in kept.items() if value is not None}, path)
+    except OSError as error:
+        logger.warning("the batch of a skipped step cannot be kept in %s: %s", path, error)
+        return None
+    return path

@@ -1,0 +1,78 @@
+"""Each alarm sounds for what it is about, once while it lasts, and for nothing else."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+
+import pytest
+
+from slime_core.tracking.alarms import Alarms
+
+FINE = {
+    "reward/min": 0.0,
+    "reward/max": 1.0,
+    "rollout/num_samples": 8.0,
+    "rollout/num_groups": 2.0,
+    "rollout/zero_std_fraction": 0.5,
+    "train/nonfinite_steps": 0.0,
+    "train/logprob_abs_diff": 0.01,
+    "train/mismatch_kl": 0.001,
+    "train/entropy": 2.0,
+    "train/ppo_kl": 0.0,
+    "train/ref_kl": 0.0,
+}
+ARGS = {"num_steps_per_rollout": 1, "use_rollout_logprobs": False, "ref_model": None}
+
+
+def sounded(rounds: list[dict[str, float]], **options) -> list[str]:
+    said: list[str] = []
+    alarms = Alarms(Namespace(**{**ARGS, **options}), said.append)
+    for step, metrics in enumerate(rounds):
+        alarms.check(step, {**FINE, **metrics})
+    return said
+
+
+def test_a_round_like_any_other_is_silent():
+    assert sounded([{}] * 9) == []
+    assert Alarms(Namespace(**ARGS), pytest.fail).check(0, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "advice"),
+    [
+        ({"reward/max": 0.0}, "--label-key"),
+        ({"rollout/zero_std_fraction": 1.0}, "nonzero_std"),
+        ({"train/nonfinite_steps": 2.0}, "2 optimiser steps was not finite.*skipped_steps/"),
+        ({"train/logprob_abs_diff": 0.3}, "--engine-dtype"),
+        ({"train/mismatch_kl": 0.02}, "grew from 0.001 to 0.02.*--importance-correction"),
+        ({"train/entropy": 0.05}, "from 2 to 0.05.*--entropy-coef"),
+    ],
+)
+def test_an_alarm_sounds_once_while_it_lasts_and_again_when_it_comes_back(metrics, advice):
+    said = sounded([{}] * 6 + [metrics] * 3 + [{}] + [metrics])
+    assert [message.split(":")[0] for message in said] == ["warning, round 6", "warning, round 10"]
+    assert all(re.search(advice, message) for message in said)
+
+
+def test_one_sample_a_prompt_needs_no_differences_within_groups():
+    assert sounded([{"rollout/zero_std_fraction": 1.0, "rollout/num_groups": 8.0}]) == []
+
+
+def test_a_mismatch_that_was_there_from_the_start_did_not_grow():
+    assert sounded([{"train/mismatch_kl": 0.02}] * 9) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "options", "sounds"),
+    [
+        ({"train/ppo_kl": 0.01}, {}, True),
+        ({"train/ppo_kl": 0.01}, {"num_steps_per_rollout": 2}, False),
+        ({"train/ppo_kl": 0.01}, {"use_rollout_logprobs": True}, False),
+        ({"train/ref_kl": 0.01}, {}, True),
+        ({"train/ref_kl": 0.01}, {"ref_model": "elsewhere"}, False),
+    ],
+)
+def test_invariants_are_those_of_the_first_round(metrics, options, sounds):
+    assert bool(sounded([metrics], **options)) == sounds
+    assert sounded([{}, metrics], **options) == []
