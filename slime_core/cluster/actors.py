@@ -124,6 +124,7 @@ class TrainerActor:
 
         torch.set_num_threads(threads)
         host, port = address
+        self._sync: WeightSync | None = None
         self._trainer: Trainer = TorchTrainer(
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
@@ -131,6 +132,10 @@ class TrainerActor:
     def connect(self, args: Options, worker_urls: Sequence[str], run_dir: Path) -> None:
         """Prepare to send weights to these engines; rank 0 only."""
         self._sync = WeightSync(args, worker_urls, run_dir)
+
+    def set_engines(self, worker_urls: Sequence[str]) -> None:
+        """Send weights to these from now on; rank 0 only."""
+        self._sync.set_engines(worker_urls)
 
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
@@ -150,6 +155,8 @@ class TrainerActor:
 
     def stop(self) -> None:
         """Leave the process group."""
+        if self._sync is not None:
+            self._sync.close()
         self._trainer.close()
 
 

@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from slime_core.engines.admin import EngineAdmin
+from slime_core.errors import WeightSyncError
+from slime_core.weights.safetensors_file import write_safetensors
+from slime_core.weights.source import Update
 
 PREFIX = "slime-weights-"
 SHARED_MEMORY = Path("/dev/shm")
+FILE = "model.safetensors"
 
 
 class DiskTransport:
-    """A directory that holds one version while the engines read it."""
+    """A directory that holds one version at a time.
+
+    In shared memory it stays and is overwritten by the next version, three times as fast as new memory is; in any other
+    directory it is removed as soon as the engines have read it.
+    """
 
     def __init__(self, weights_dir: str | None, fallback: Path) -> None:
         root = Path(weights_dir) if weights_dir else default_root(fallback)
         root.mkdir(parents=True, exist_ok=True)
         remove_stale(root)
+        self._stays = root == SHARED_MEMORY
         self._directory = root / f"{PREFIX}{os.getpid()}"
 
-    async def send(self, admin: EngineAdmin, export: Callable[[Path], dict[str, str]], version: int) -> dict[str, str]:
-        """Write, let every engine load, remove; returns what `export` does."""
-        directory = self._directory / f"v{version:06d}"
-        directory.mkdir(parents=True, exist_ok=True)
+    @asynccontextmanager
+    async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Write the file; then let every engine load it."""
+        directory = self._directory if self._stays else self._directory / f"v{update.version:06d}"
         try:
-            checksums = export(directory)
-            await admin.update_weights_from_disk(str(directory), version)
+            self._write(directory, update)
+            yield partial(admin.update_weights_from_disk, str(directory), update.version)
         finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        return checksums
+            if not self._stays:
+                self.close()
+
+    def forget_engines(self) -> None:
+        """Files know no engines."""
+
+    def close(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _write(self, directory: Path, update: Update) -> None:
+        metadata = {"format": "pt"} | ({"slime_checksums": json.dumps(update.checksums)} if update.checksums else {})
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_safetensors(directory / FILE, list(update.tensors()), metadata)
+        except OSError as error:
+            raise WeightSyncError(
+                f"the weights of version {update.version} cannot be written to {directory}: {error.strerror}; "
+                "--weights-dir names a place with room for the whole model."
+            ) from None
 
 
 def default_root(fallback: Path) -> Path:
@@ -42,7 +72,7 @@ def default_root(fallback: Path) -> Path:
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what trainers that were killed in the middle of an update left there."""
+    """Remove what trainers that were killed left there."""
     for directory in root.glob(f"{PREFIX}*"):
         pid = directory.name.removeprefix(PREFIX)
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
