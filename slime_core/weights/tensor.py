@@ -90,7 +90,7 @@ def flattened(bucket: Bucket) -> tuple[torch.Tensor, list[SimpleNamespace]]:
 def serialized(flat: torch.Tensor, layout: list[SimpleNamespace]) -> str:
     """A handle of the memory and its layout, pickled, in base64."""
     buffer = io.BytesIO()
-    pickler = _Pickler(buffer, protocol=4)
+    pickler = _Pickler(buffer)
     _by_file(lambda: pickler.dump({"flattened_tensor": flat, "metadata": layout}))
     return base64.b64encode(buffer.getvalue()).decode()
 
