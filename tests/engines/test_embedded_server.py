@@ -100,8 +100,8 @@ def test_says_what_it_is_and_can_do(server: Server) -> None:
     info = server.get("/server_info")[1]
     assert info["engine"] == "slime-embedded"
     assert (info["dtype"], info["context_length"], info["max_running_requests"]) == ("float32", 2048, 256)
-    assert info["capabilities"]["begin_weight_update"] is False
-    assert server.post("/begin_weight_update", {})[0] == 404
+    assert info["capabilities"]["update_weights_from_distributed"] is True
+    assert info["capabilities"]["update_weights_from_tensor"] is False
 
 
 def test_refuses_pickled_tensors(server: Server) -> None:

@@ -20,7 +20,6 @@ from slime_core.options import Options, parse
 from slime_core.weights.sync import WeightSync
 from weights.conftest import Exporter, Tensors, greedy
 
-
 TRANSPORTS = ["disk", "broadcast", "tensor"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from slime_core.engines.checksum import tensor_checksum
+from slime_core.engines.checksum import tensor_checksums
 
 CHECKSUM_KEY = "slime_checksums"  # header metadata of a file: JSON {tensor name: checksum}
 SINGLE_FILE = "model.safetensors"
@@ -24,8 +24,9 @@ class WeightUpdateError(ValueError):
 
 
 def read_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint directory into memory, {name: tensor}, verifying checksums where its files carry them.
+    """Map a checkpoint directory, {name: tensor}, verifying checksums where its files carry them.
 
+    The files may be removed at any time, but must not be written to while the tensors are in use.
     Both a single model.safetensors and shards with an index are understood. Raises WeightUpdateError.
     """
     directory = Path(path)
@@ -66,8 +67,8 @@ def _read_file(file: Path) -> dict[str, torch.Tensor]:
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             metadata: dict[str, str] = opened.metadata() or {}
-            # clone: the staged copy must not change when the file on disk does
-            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+            # these are views of the mapped file: a copy of a model costs more than all else that happens to it here
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise WeightUpdateError(f"{file} cannot be read: {error}") from error
     if CHECKSUM_KEY in metadata:
@@ -80,10 +81,10 @@ def _verify(file: Path, tensors: dict[str, torch.Tensor], stated: str) -> None:
         checksums: dict[str, Any] = dict(json.loads(stated))
     except (ValueError, TypeError) as error:
         raise WeightUpdateError(f"the {CHECKSUM_KEY} of {file} are not a JSON object") from error
-    for name, tensor in tensors.items():
+    for name, checksum in zip(tensors, tensor_checksums(tensors.values()), strict=True):
         if name not in checksums:
             raise WeightUpdateError(f"{file} is corrupted: tensor {name!r} has no checksum")
-        if tensor_checksum(tensor) != checksums[name]:
+        if checksum != checksums[name]:
             raise WeightUpdateError(f"{file} is corrupted: tensor {name!r} does not match its checksum")
 
 
