@@ -1,7 +1,7 @@
 """Speed of the ways that weights take from a trainer to an engine, as ratios to a plain copy measured in one run.
 
-A model of random weights (0.5 GB unless told otherwise) is sent again and again, by one transport after the other, to an
-engine server on this machine: the embedded engine and, with `--sglang-python`, real SGLang, the only one that takes
+A model of random weights (0.63 GB unless told otherwise) is sent again and again, by one transport after the other, to
+an engine server on this machine: the embedded engine and, with `--sglang-python`, real SGLang, the only one that takes
 tensors. What counts is the whole update as a run pays for it: preparing, pausing, moving, swapping in, comparing
 checksums, going on. In the same turns the same tensors are copied within this process:
 

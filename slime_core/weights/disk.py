@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.errors import WeightSyncError
-from slime_core.weights.safetensors_file import write_safetensors
+from slime_core.weights.safetensors_file import SafetensorsFile
 from slime_core.weights.source import Update
 
 PREFIX = "slime-weights-"
@@ -35,13 +37,13 @@ class DiskTransport:
         remove_stale(root)
         self._stays = root == SHARED_MEMORY
         self._directory = root / f"{PREFIX}{os.getpid()}"
+        self._file: SafetensorsFile | None = None
 
     @asynccontextmanager
     async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Write the file; then let every engine load it."""
-        directory = self._directory if self._stays else self._directory / f"v{update.version:06d}"
         try:
-            self._write(directory, update)
+            directory = self._write(update)
             yield partial(admin.update_weights_from_disk, str(directory), update.version)
         finally:
             if not self._stays:
@@ -52,18 +54,29 @@ class DiskTransport:
 
     def close(self) -> None:
         """Remove the directory."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _write(self, directory: Path, update: Update) -> None:
+    def _write(self, update: Update) -> Path:
+        """The directory with this version."""
+        # another machine may remember what it last saw under a path: there every version has its own
+        directory = self._directory if self._stays else self._directory / f"v{update.version:06d}"
         metadata = {"format": "pt"} | ({"slime_checksums": json.dumps(update.checksums)} if update.checksums else {})
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            write_safetensors(directory / FILE, list(update.tensors()), metadata)
-        except OSError as error:
+            if self._stays:
+                self._file = self._file or SafetensorsFile(directory / FILE)
+                self._file.write(list(update.tensors()), metadata)
+            else:
+                save_file({name: tensor.to("cpu") for name, tensor in update.tensors()}, directory / FILE, metadata)
+        except (OSError, SafetensorError) as error:
             raise WeightSyncError(
-                f"the weights of version {update.version} cannot be written to {directory}: {error.strerror}; "
-                "--weights-dir names a place with room for the whole model."
+                f"the weights of version {update.version} cannot be written to {directory}: {error}; --weights-dir "
+                "names a place with room for the whole model."
             ) from None
+        return directory
 
 
 def default_root(fallback: Path) -> Path:

@@ -1,8 +1,9 @@
-"""Write safetensors in one pass, over what is there: pages that a file has already cost a third of new ones."""
+"""A safetensors file that is written again and again, in place: the kernel takes longest over new memory."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,32 +28,45 @@ DTYPES = {
 ALIGNMENT = 8
 
 
-def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, str]) -> None:
-    """Write or overwrite a file with contiguous tensors and a header of strings.
+class SafetensorsFile:
+    """Keeps the file mapped between two writes, so that a write costs one copy."""
 
-    Raises:
-        OSError: when they do not fit.
-    """
-    header = _header(tensors, metadata)
-    size = len(header) + sum(tensor.nbytes for _, tensor in tensors)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    with open(descriptor, "r+b", buffering=0) as file:
-        file.truncate(size)
-        _write_all(file.fileno(), memoryview(header), 0)
-        place = len(header)
-        for _, tensor in tensors:
-            flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-            _write_all(descriptor, flat.numpy().data, place)
-            place += len(flat)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mapped: torch.Tensor | None = None
+
+    def write(self, tensors: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, str]) -> None:
+        """Contiguous tensors of any device, and a header of strings, instead of what is there.
+
+        Raises:
+            OSError: when they do not fit.
+        """
+        header = torch.frombuffer(_header(tensors, metadata), dtype=torch.uint8)
+        contents = [header, *(tensor.detach().reshape(-1).view(torch.uint8) for _, tensor in tensors)]
+        sizes = [len(content) for content in contents]
+        for part, content in zip(torch.split(self._room(sum(sizes)), sizes), contents, strict=True):
+            part.copy_(content)
+
+    def close(self) -> None:
+        """Let go of the memory; the file stays."""
+        self._mapped = None
+
+    def _room(self, size: int) -> torch.Tensor:
+        """The file's [size] bytes."""
+        if self._mapped is None or len(self._mapped) != size:
+            self._mapped = None
+            self._path.unlink(missing_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                # a full disk is an error here; found out while writing to mapped memory, it would end the process
+                os.posix_fallocate(descriptor, 0, size)
+                self._mapped = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+            finally:
+                os.close(descriptor)
+        return self._mapped
 
 
-def _write_all(descriptor: int, content: memoryview, place: int) -> None:
-    while len(content):
-        written = os.pwrite(descriptor, content, place)
-        content, place = content[written:], place + written
-
-
-def _header(tensors: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, str]) -> bytes:
+def _header(tensors: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, str]) -> bytearray:
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     place = 0
     for name, tensor in tensors:
@@ -61,4 +75,4 @@ def _header(tensors: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, 
         place = span[1]
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    return bytearray(len(text).to_bytes(8, "little") + text)
