@@ -128,7 +128,9 @@ class WeightRoutes:
         """Swap in what the update brought, if it is whole; otherwise the old weights stay."""
         await json_object(http)
         try:
-            await self._swap(*self._session.end())
+            tensors, version = self._session.end()
+            if tensors:
+                await self._swap(tensors, version)
         except WeightUpdateError as error:
             return _refused(error)
         return reply({"success": True, "message": "Success"})
