@@ -141,9 +141,9 @@ class TrainerActor:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
         return self._trainer.train(step, ray.get(shard_refs[0]))
 
-    def send_weights(self, version: int) -> dict[str, float]:
-        """Give the engines the current weights."""
-        return asyncio.run(self._sync.send(self._trainer, version))
+    def send_weights(self, version: int, worker_urls: Sequence[str] | None = None) -> dict[str, float]:
+        """Give the engines, or only those that were restarted, the current weights."""
+        return asyncio.run(self._sync.send(self._trainer, version, worker_urls))
 
     def save(self, directory: Path, num_rounds: int) -> None:
         """Write model and training state."""
