@@ -2,15 +2,15 @@
 
 A model of random weights (0.63 GB unless told otherwise) is sent again and again, by one transport after the other, to
 an engine server on this machine: the embedded engine and, with `--sglang-python`, real SGLang, the only one that takes
-tensors. What counts is the whole update as a run pays for it: preparing, pausing, moving, swapping in, comparing
-checksums, going on. Between two updates the same tensors are copied within this process:
+tensors. Two things are timed:
 
-- copy: `clone()` of every tensor, a copy of the model in new memory;
-- copy_over: `copy_` into tensors that exist, which leaves out what the kernel takes for new memory.
+- the transport alone (`X_ratio`): from the trainer's tensors to the engine's, as a run does it but for the checksums;
+- the whole update as a run pays for it (`X_update_ratio`): checksums on both sides, pausing, flushing, moving, going on.
+  `X_paused_s` is the time in which the engine stands still. SGLang is asked for checksums at intervals only: not here.
 
-Of every number the best of the rounds counts, on both sides: what other programs take is no transport's. `X_ratio` is
-the transport's bytes per second over the copy's, `X_ratio_over` over copy_over's, `X_paused_s` the time in which the
-engine stands still. SGLang's checksums are left out: it is asked for them at intervals only.
+Both as bytes per second over those of `copy`: `copy_` of the same tensors, by as many threads, into tensors of this
+process that exist already. (`clone_gb_per_s`, a copy into new memory, is slower by what the kernel takes for it.) Of
+every number the best of the rounds counts, on both sides: what other programs take is no transport's.
 
     python -m benchmarks.weights [--quick] [--sglang-python .venv-sglang/bin/python]
 
@@ -33,12 +33,15 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.server import EngineServer
 from slime_core.options import Options, parse
+from slime_core.weights.source import Update
 from slime_core.weights.sync import WeightSync
 
 VOCAB_SIZE = 32_000
 GIGABYTE = 1e9
+TIMEOUT_S = 600.0
 SGLANG_CPU = {
     "device": "cpu",
     "attention-backend": "torch_native",
@@ -147,7 +150,9 @@ def measure(args: argparse.Namespace, model: Path, directory: Path) -> dict[str,
         try:
             url = server.start()
             syncs = {name: WeightSync(options(common, name), [url], directory) for name in transports}
-            report |= {prefix + key: value for key, value in asyncio.run(rounds(syncs, source, args.rounds)).items()}
+            report |= {
+                prefix + key: value for key, value in asyncio.run(rounds(syncs, url, source, args.rounds)).items()
+            }
         finally:
             server.stop()
     return report
@@ -158,34 +163,50 @@ def options(words: list[str], transport: str) -> Options:
     return parse([*words, "--weight-transport", transport]).args
 
 
-async def rounds(syncs: dict[str, WeightSync], source: Source, num_rounds: int) -> dict[str, float]:
-    """Updates in turns, copies between them; the first of each transport, which sets things up, does not count."""
-    copy_s: list[float] = []
-    over_s: list[float] = []
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in syncs}
+async def rounds(syncs: dict[str, WeightSync], url: str, source: Source, num_rounds: int) -> dict[str, float]:
+    """Updates in turns, copies between them; the first two of each transport, which set things up, do not count."""
+    times: dict[str, list[float]] = {}
     existing = [tensor.clone() for tensor in source.tensors.values()]
-    for turn in range(num_rounds + 1):
+    for turn in range(num_rounds + 2):
         for name, sync in syncs.items():
             metrics = await sync.send(source, turn)
-            taken[name] += [metrics] if turn else []
-            over_s.append(seconds(lambda: copy_over(source, existing)))
-            copy_s.append(seconds(lambda: [tensor.clone() for tensor in source.tensors.values()]))
+            found = {
+                f"{name}_update_s": metrics["perf/weights_s"],
+                f"{name}_paused_s": metrics["perf/engines_paused_s"],
+                "copy_s": seconds(lambda: copy_over(source, existing)),
+                f"{name}_s": await alone(sync, url, source, turn),
+                "clone_s": seconds(lambda: [tensor.clone() for tensor in source.tensors.values()]),
+            }
+            for key, value in found.items() if turn > 1 else ():
+                times.setdefault(key, []).append(value)
     for sync in syncs.values():
         sync.close()
-    size, copy, over = source.num_bytes / GIGABYTE, min(copy_s), min(over_s)
-    report = {"copy_gb_per_s": size / copy, "copy_over_gb_per_s": size / over}
-    for name, metrics_of in taken.items():
-        whole = min(metrics["perf/weights_s"] for metrics in metrics_of)
-        paused = min(metrics["perf/engines_paused_s"] for metrics in metrics_of)
+    best = {key: min(values) for key, values in times.items()}
+    size, copy = source.num_bytes / GIGABYTE, best["copy_s"]
+    report = {"copy_gb_per_s": size / copy, "clone_gb_per_s": size / best["clone_s"]}
+    for name in syncs:
         report |= {
-            f"{name}_gb_per_s": size / whole,
-            f"{name}_ratio": copy / whole,
-            f"{name}_ratio_over": over / whole,
-            f"{name}_paused_s": paused,
-            f"{name}_update_s": whole,
+            f"{name}_gb_per_s": size / best[f"{name}_s"],
+            f"{name}_ratio": copy / best[f"{name}_s"],
+            f"{name}_update_ratio": copy / best[f"{name}_update_s"],
+            f"{name}_update_s": best[f"{name}_update_s"],
+            f"{name}_paused_s": best[f"{name}_paused_s"],
         }
     print({key: round(value, 3) for key, value in report.items()}, file=sys.stderr)
     return report
+
+
+async def alone(sync: WeightSync, url: str, source: Source, version: int) -> float:
+    """Seconds of the transport by itself, from the first byte it writes to the last that the engine uses."""
+    update = Update(version, lambda: source.weights(source.dtype), {})
+    async with EngineAdmin([url], TIMEOUT_S) as admin:
+        await admin.pause("retract")
+        started = time.perf_counter()
+        async with sync.transport.offer(admin, update) as deliver:
+            await deliver()
+        taken = time.perf_counter() - started
+        await admin.resume()
+    return taken
 
 
 def copy_over(source: Source, existing: list[torch.Tensor]) -> None:

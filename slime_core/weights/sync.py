@@ -29,16 +29,16 @@ class WeightSync:
         self._args = args
         self._urls = list(worker_urls)
         self._num_sent = 0
-        self._transport = open_transport(args, run_dir)
+        self.transport = open_transport(args, run_dir)
 
     def set_engines(self, worker_urls: Sequence[str]) -> None:
         """Send to these from now on; call it whenever an engine was restarted, even at its old address."""
         self._urls = list(worker_urls)
-        self._transport.forget_engines()
+        self.transport.forget_engines()
 
     def close(self) -> None:
         """Leave no files and no connections behind."""
-        self._transport.close()
+        self.transport.close()
 
     async def send(
         self, source: WeightSource, version: int, worker_urls: Sequence[str] | None = None
@@ -75,7 +75,7 @@ class WeightSync:
         tensors = partial(source.weights, engine_dtype(self._args) or source.dtype)
         sent, comparing = await self._expected(admin, tensors, due)
         own = sent if self._args.engine == "embedded" else {}
-        async with self._transport.offer(admin, Update(version, tensors, own)) as deliver:
+        async with self.transport.offer(admin, Update(version, tensors, own)) as deliver:
             await admin.pause(self._args.pause_mode)
             paused = time.monotonic()
             try:

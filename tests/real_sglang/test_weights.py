@@ -43,7 +43,7 @@ async def test_weights_are_sent_and_verified_by_checksum_and_by_a_prompt(sync, u
 
 
 async def test_buckets_of_any_size_bring_the_same_weights(sync, url, models):
-    sync._transport._bucket_bytes = 10_000
+    sync.transport._bucket_bytes = 10_000
     metrics = await sync.send(Exporter(models[1]), 3)
     assert metrics["weights/logprob_abs_diff"] < 1e-4
 
@@ -97,7 +97,7 @@ async def test_a_source_that_breaks_off_stops_the_update_and_the_next_one_goes_t
                     raise MemoryError("no more")
                 yield pair
 
-    sync._transport._bucket_bytes = 10_000
+    sync.transport._bucket_bytes = 10_000
     await sync.send(Exporter(models[0]), 9)
     with pytest.raises(MemoryError):
         await sync.send(Broken(models[1]), 10)

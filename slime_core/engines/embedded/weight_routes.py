@@ -11,6 +11,7 @@ from aiohttp import web
 
 from slime_core.engines.embedded.answers import json_object, reply
 from slime_core.engines.embedded.engine import Engine
+from slime_core.engines.embedded.mapped_file import MappedFile
 from slime_core.engines.embedded.request import BadRequest
 from slime_core.engines.embedded.weight_session import WeightSession
 from slime_core.engines.embedded.weights import WeightUpdateError, read_checkpoint
@@ -41,6 +42,7 @@ class WeightRoutes:
         """The directory that the weights in use came from last."""
         self._engine = engine
         self._session = WeightSession()
+        self._mapped = MappedFile()
 
     # -- whole -----------------------------------------------------------------------------------------------------
     async def from_disk(self, http: web.Request) -> web.Response:
@@ -53,7 +55,7 @@ class WeightRoutes:
             raise BadRequest(f"load_format {body['load_format']!r} is not supported; use 'auto' or 'safetensors'.")
         try:
             # reading takes long: neither the event loop nor the model waits for it
-            tensors = await asyncio.to_thread(read_checkpoint, path)
+            tensors = await asyncio.to_thread(read_checkpoint, path, self._mapped)
             await self._swap(tensors, version, bool(body.get("abort_all_requests")))
         except WeightUpdateError as error:
             return _refused(error, {"num_paused_requests": 0})
