@@ -819,6 +819,20 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
 def _add_weights(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("weights")
     g.add_argument(
+        "--weight-transport",
+        choices=["disk", "broadcast", "tensor"],
+        default="disk",
+        help="disk: files, on /dev/shm if there is one; broadcast: a torch.distributed group, gloo on CPU and NCCL "
+        "between GPUs; tensor: SGLang opens the trainer's memory on the same machine",
+    )
+    g.add_argument(
+        "--weight-bucket-mb",
+        type=positive_int,
+        default=512,
+        metavar="MB",
+        help="most that broadcast and tensor send at once; a larger tensor goes alone",
+    )
+    g.add_argument(
         "--weights-dir",
         metavar="DIR",
         help="where weights pass to the engines (default: /dev/shm where there is one, else the run directory)",
@@ -1196,6 +1210,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         )
     if args.num_steps_per_rollout > args.rollout_batch_size * args.n_samples_per_prompt:
         raise OptionError("--num-steps-per-rollout is larger than the number of samples in a round.")
+    if args.top_k == 0 or args.top_k < -1:
+        raise OptionError(f"--top-k {args.top_k} must be -1 (off) or at least 1.")
+    if args.weight_transport == "tensor" and args.engine == "embedded":
+        raise OptionError(
+            "--weight-transport tensor passes pickles, which the embedded engine does not read; use disk or broadcast, "
+            "or --engine sglang."
+        )
     if args.sglang and args.engine != "sglang":
         raise OptionError(f"--sglang-{next(iter(args.sglang))} is for SGLang; add --engine sglang.")
     if args.generate_field and len(args.generate) < 2:

@@ -16,6 +16,7 @@ from slime_core.engines.process import free_port
 from slime_core.engines.router import Router
 from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
+from slime_core.errors import ClusterError
 from slime_core.options import Options
 from slime_core.rollout.manager import RolloutManager
 from slime_core.rollout.tally import Tally
@@ -147,21 +148,33 @@ class TrainerActor:
 
         torch.set_num_threads(threads)
         host, port = address
+        self._sync: WeightSync | None = None
         self._trainer: Trainer = TorchTrainer(
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
 
     def connect(self, args: Options, run_dir: Path) -> None:
         """Prepare to send weights; rank 0 only."""
-        self._sync = WeightSync(args, run_dir)
+        self._sync = WeightSync(args, [], run_dir)
 
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
         return self._trainer.train(step, ray.get(shard_refs[0]))
 
     def send_weights(self, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
-        """Give these engines the current weights."""
-        return asyncio.run(self._sync.send(self._trainer, version, worker_urls))
+        """Give all engines, which are these, the current weights; rank 0 only."""
+        sync = self._connected()
+        sync.set_engines(worker_urls)
+        return asyncio.run(sync.send(self._trainer, version))
+
+    def send_weights_to(self, version: int, url: str) -> None:
+        """Give an engine that joins the weights that the others have; rank 0 only."""
+        asyncio.run(self._connected().send(self._trainer, version, [url]))
+
+    def _connected(self) -> WeightSync:
+        if self._sync is None:
+            raise ClusterError("this rank sends no weights; rank 0 does.")
+        return self._sync
 
     def save(self, directory: Path, num_rounds: int) -> None:
         """Write model and training state."""
@@ -173,6 +186,8 @@ class TrainerActor:
 
     def stop(self) -> None:
         """Leave the process group."""
+        if self._sync is not None:
+            self._sync.close()
         self._trainer.close()
 
 

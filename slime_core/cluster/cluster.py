@@ -212,7 +212,7 @@ class Cluster:
             return ray.put(None)
         if self._trained_since or self._version < 0:
             return None
-        return self._trainers[0].send_weights.remote(self._version, [url])
+        return self._trainers[0].send_weights_to.remote(self._version, url)
 
     def admit(self, url: str) -> Any:
         """Let the router send requests to an engine."""

@@ -7,11 +7,15 @@ that it has cleaned up; the end of the pipe without it, that it is gone. Ray's o
 minutes. Run as a file of its own, by the interpreter that has psutil.
 """
 
+import contextlib
+import shutil
 import sys
 import time
 
 import psutil
 
+WEIGHTS = "/dev/shm/slime-weights-"
+"""Where a trainer's weights lie while it lives (slime_core.weights.disk); its process id follows."""
 GRACE_S = 3.0
 """How long the processes may take to notice by themselves."""
 
@@ -28,10 +32,9 @@ def main() -> None:
             processes.append(process)
     time.sleep(GRACE_S)
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
+        shutil.rmtree(f"{WEIGHTS}{process.pid}", ignore_errors=True)
 
 
 def find(pid: int, started: float) -> psutil.Process | None:

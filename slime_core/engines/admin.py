@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -12,11 +13,19 @@ import orjson
 from slime_core.errors import EngineError
 
 
+class Refused(EngineError):
+    """An engine answered with another HTTP status than 200."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class EngineAdmin:
     """Talks to every engine at once; use it as an async context manager."""
 
     def __init__(self, worker_urls: Sequence[str], timeout_s: float) -> None:
-        self._urls = list(worker_urls)
+        self.urls = list(worker_urls)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     async def __aenter__(self) -> EngineAdmin:
@@ -44,14 +53,64 @@ class EngineAdmin:
         Raises:
             EngineError: with the engine's own words.
         """
-        await self._all("update_weights_from_disk", {"model_path": model_path, "weight_version": str(version)})
+        body = {"model_path": model_path, "weight_version": str(version), "flush_cache": False}
+        await self._all("update_weights_from_disk", body)
+
+    @asynccontextmanager
+    async def weight_update(self) -> AsyncIterator[None]:
+        """Open an update in parts and close it, with or without success; an older SGLang (HTTP 404) needs neither.
+
+        Raises:
+            EngineError: with the engine's own words, also when it does not take the whole.
+        """
+        session = await self._begin()
+        try:
+            yield
+        except BaseException:
+            with suppress(EngineError):
+                await self._end(session)
+            raise
+        await self._end(session)
+
+    async def _begin(self) -> bool:
+        try:
+            await self._all("begin_weight_update", {})
+        except EngineError as error:
+            if isinstance(error, Refused) and error.status == 404:
+                return False
+            if not (isinstance(error, Refused) and error.status == 400):
+                raise
+            with suppress(EngineError):  # one was left open by a trainer that is gone
+                await self._all("end_weight_update", {})
+            await self._all("begin_weight_update", {})
+        return True
+
+    async def _end(self, session: bool) -> None:
+        if session:
+            await self._all("end_weight_update", {})
+
+    async def init_weights_update_group(self, bodies: Mapping[str, dict[str, Any]]) -> None:
+        """Meet in a torch.distributed group; URL -> where, and as which rank."""
+        await self._each("init_weights_update_group", bodies)
+
+    async def destroy_weights_update_group(self, urls: Sequence[str], name: str) -> None:
+        """Leave a group; engines that are no members of it, or gone, do nothing."""
+        with suppress(EngineError):
+            await self._each("destroy_weights_update_group", {url: {"group_name": name} for url in urls})
+
+    async def update_weights_from_distributed(self, body: dict[str, Any]) -> None:
+        """Take part in a broadcast of some weights, within `weight_update`."""
+        await self._all("update_weights_from_distributed", body)
+
+    async def update_weights_from_tensor(self, bodies: Mapping[str, dict[str, Any]]) -> None:
+        """Copy some weights from memory of this machine, within `weight_update`; URL -> its handles."""
+        await self._each("update_weights_from_tensor", bodies)
 
     async def checksums(self) -> dict[str, dict[str, str]]:
         """URL -> tensor name -> checksum of the weights in use."""
         answers = await self._all("weights_checker", {"action": "checksum"})
         return {
-            url: orjson.loads(content)["ranks"][0]["checksums"]
-            for url, content in zip(self._urls, answers, strict=True)
+            url: orjson.loads(content)["ranks"][0]["checksums"] for url, content in zip(self.urls, answers, strict=True)
         }
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> dict[str, list[float]]:
@@ -64,7 +123,7 @@ class EngineAdmin:
         }
         answers = [orjson.loads(content) for content in await self._all("generate", body)]
         entries = [answer["meta_info"]["input_token_logprobs"][1:] for answer in answers]
-        return {url: [entry[0] for entry in some] for url, some in zip(self._urls, entries, strict=True)}
+        return {url: [entry[0] for entry in some] for url, some in zip(self.urls, entries, strict=True)}
 
     async def server_infos(self) -> dict[str, dict[str, Any]]:
         """URL -> what the server says of itself."""
@@ -74,12 +133,16 @@ class EngineAdmin:
                 told: dict[str, Any] = orjson.loads(await answer.read())
                 return told
 
-        infos = await asyncio.gather(*(info(url) for url in self._urls))
-        return dict(zip(self._urls, infos, strict=True))
+        infos = await asyncio.gather(*(info(url) for url in self.urls))
+        return dict(zip(self.urls, infos, strict=True))
 
     async def _all(self, endpoint: str, body: dict[str, Any]) -> list[bytes]:
+        return await self._each(endpoint, dict.fromkeys(self.urls, body))
+
+    async def _each(self, endpoint: str, bodies: Mapping[str, dict[str, Any]]) -> list[bytes]:
         """Every engine is asked to the end, also when another fails; then the first failure is raised."""
-        answers = await asyncio.gather(*(self._post(url, endpoint, body) for url in self._urls), return_exceptions=True)
+        posts = (self._post(url, endpoint, body) for url, body in bodies.items())
+        answers = await asyncio.gather(*posts, return_exceptions=True)
         contents = []
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -96,5 +159,5 @@ class EngineAdmin:
             raise EngineError(f"{url}/{endpoint} did not answer: {type(error).__name__}: {error}") from None
         if answer.status != 200:
             words = content[:500].decode(errors="replace").strip()
-            raise EngineError(f"{url}/{endpoint} answered HTTP {answer.status}: {words}")
+            raise Refused(f"{url}/{endpoint} answered HTTP {answer.status}: {words}", answer.status)
         return content

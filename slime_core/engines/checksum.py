@@ -11,6 +11,7 @@ and an engine whose two names share memory agree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import xxhash
@@ -25,16 +26,19 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data)
 
 
+def tensor_checksums(tensors: Iterable[torch.Tensor]) -> list[str]:
+    """Checksums of many tensors, in order, on several cores: hashing gives up the interpreter's lock."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(tensor_checksum, tensors))
+
+
 def model_checksums(
     named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
 ) -> dict[str, str]:
     """Return {name: checksum} of a model, without the tied duplicate of an output head (see the module's docstring)."""
-    pairs = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
-    checksums: dict[str, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in pairs:
-        checksums[name] = tensor_checksum(tensor)
-        shapes[name] = tuple(tensor.shape)
+    tensors = dict(named_tensors)
+    checksums = dict(zip(tensors, tensor_checksums(tensors.values()), strict=True))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for head in [name for name in checksums if name == OUTPUT_HEAD or name.endswith("." + OUTPUT_HEAD)]:
         twins = (n for n in checksums if n != head and shapes[n] == shapes[head] and checksums[n] == checksums[head])
         if next(twins, None) is not None:

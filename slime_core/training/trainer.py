@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slime_core.types import FloatArray, Shard
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Trainer(Protocol):
-    """One data-parallel rank. Every rank gets the same calls in the same order, but for `export_weights`."""
+    """One data-parallel rank. Every rank gets the same calls in the same order, but for `weights`."""
 
     def train(self, step: int, shard: Shard) -> dict[str, float]:
         """Train one round and return its metrics, the same on every rank.
@@ -19,8 +22,8 @@ class Trainer(Protocol):
             SlimeError: when the round lacks what the chosen estimator or loss needs.
         """
 
-    def export_weights(self, directory: Path) -> dict[str, str]:
-        """Write `directory/model.safetensors` under Hugging Face names and return {name: checksum}; rank 0 only."""
+    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Contiguous tensors under Hugging Face names, floating-point ones as `dtype`, in one order; rank 0 only."""
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
         """Log-probabilities, at temperature 1, of every token of a prompt but the first: [n - 1]; rank 0 only."""

@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from slime_core.engines.admin import EngineAdmin
+from slime_core.errors import WeightSyncError
+from slime_core.weights.safetensors_file import SafetensorsFile
+from slime_core.weights.source import Update
 
 PREFIX = "slime-weights-"
 SHARED_MEMORY = Path("/dev/shm")
+FILE = "model.safetensors"
 
 
 class DiskTransport:
-    """A directory that holds one version while the engines read it."""
+    """A directory that holds one version at a time.
+
+    In shared memory it stays and is overwritten by the next version, three times as fast as new memory is; in any other
+    directory it is removed as soon as the engines have read it.
+    """
 
     def __init__(self, weights_dir: str | None, fallback: Path) -> None:
         root = Path(weights_dir) if weights_dir else default_root(fallback)
         root.mkdir(parents=True, exist_ok=True)
         remove_stale(root)
+        self._stays = root == SHARED_MEMORY
         self._directory = root / f"{PREFIX}{os.getpid()}"
+        self._file: SafetensorsFile | None = None
 
-    async def send(self, admin: EngineAdmin, export: Callable[[Path], dict[str, str]], version: int) -> dict[str, str]:
-        """Write, let every engine load, remove; returns what `export` does."""
-        directory = self._directory / f"v{version:06d}"
-        directory.mkdir(parents=True, exist_ok=True)
+    @asynccontextmanager
+    async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Write the file; then let every engine load it."""
         try:
-            checksums = export(directory)
-            await admin.update_weights_from_disk(str(directory), version)
+            directory = self._write(update)
+            yield partial(admin.update_weights_from_disk, str(directory), update.version)
         finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        return checksums
+            if not self._stays:
+                self.close()
+
+    def forget_engines(self) -> None:
+        """Files know no engines."""
+
+    def close(self) -> None:
+        """Remove the directory."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _write(self, update: Update) -> Path:
+        """The directory with this version."""
+        # another machine may remember what it last saw under a path: there every version has its own
+        directory = self._directory if self._stays else self._directory / f"v{update.version:06d}"
+        metadata = {"format": "pt"} | ({"slime_checksums": json.dumps(update.checksums)} if update.checksums else {})
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if self._stays:
+                self._file = self._file or SafetensorsFile(directory / FILE)
+                self._file.write(list(update.tensors()), metadata)
+            else:
+                save_file({name: tensor.to("cpu") for name, tensor in update.tensors()}, directory / FILE, metadata)
+        except (OSError, SafetensorError) as error:
+            raise WeightSyncError(
+                f"the weights of version {update.version} cannot be written to {directory}: {error}; --weights-dir "
+                "names a place with room for the whole model."
+            ) from None
+        return directory
 
 
 def default_root(fallback: Path) -> Path:
@@ -42,7 +85,7 @@ def default_root(fallback: Path) -> Path:
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what trainers that were killed in the middle of an update left there."""
+    """Remove what trainers that were killed left there."""
     for directory in root.glob(f"{PREFIX}*"):
         pid = directory.name.removeprefix(PREFIX)
         if pid.isdigit() and not psutil.pid_exists(int(pid)):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from safetensors import safe_open
+
+from slime_core.weights.source import NamedTensors
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -21,22 +22,19 @@ PART = re.compile(r"\.(?P<part>q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
 WHOLE = {part: whole for whole, parts in FUSED.items() for part in parts}
 
 
-def fused_checksums(path: Path) -> dict[str, str]:
-    """SGLang's name -> the first 16 hex digits of SHA-256 over the bytes, as a server on CPU computes them.
-
-    Args:
-        path: a safetensors file with Hugging Face's names.
-    """
-    hashes: dict[str, str] = {}
-    with safe_open(path, "pt") as file:
-        names = set(file.keys())
-        for name in names:
-            found = PART.search(name)
-            whole = name if found is None else name.replace(found["part"], WHOLE[found["part"]])
-            if whole not in hashes:
-                tensors = [file.get_tensor(part) for part in _parts(name, names)]
-                hashes[whole] = _checksum(tensors + _padding(name, tensors[0]))
-    return hashes
+def fused_checksums(named_tensors: NamedTensors) -> dict[str, str]:
+    """SGLang's name -> the first 16 hex digits of SHA-256 over the bytes, as a server on CPU computes them."""
+    given = dict(named_tensors)
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name in given:
+        found = PART.search(name)
+        whole = name if found is None else name.replace(found["part"], WHOLE[found["part"]])
+        if whole not in parts:
+            tensors = [given[part] for part in _parts(name, given.keys())]
+            parts[whole] = tensors + _padding(name, tensors[0])
+    # hashing gives up the interpreter's lock
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(parts, pool.map(_checksum, parts.values()), strict=True))
 
 
 def comparable(sent: Mapping[str, str], used: Mapping[str, str]) -> dict[str, str]:
@@ -44,7 +42,7 @@ def comparable(sent: Mapping[str, str], used: Mapping[str, str]) -> dict[str, st
     return {name: checksum for name, checksum in sent.items() if name in used or not name.endswith("lm_head.weight")}
 
 
-def _parts(name: str, names: set[str]) -> list[str]:
+def _parts(name: str, names: Set[str]) -> list[str]:
     found = PART.search(name)
     if found is None:
         return [name]
@@ -61,5 +59,5 @@ def _padding(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
 def _checksum(tensors: list[torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

@@ -9,6 +9,7 @@ import numpy as np
 from slime_core.errors import WeightSyncError
 from slime_core.options import Options
 from slime_core.types import FloatArray
+from slime_core.weights.source import engine_dtype
 
 NUM_TOKENS = 32
 SAME_DTYPE_BOUND, OTHER_DTYPE_BOUND = 1e-3, 0.1
@@ -25,8 +26,7 @@ def bound(args: Options, trainer_dtype: str) -> float:
     """The largest mean difference that is rounding and not another model."""
     if args.weights_check_bound is not None:
         return float(args.weights_check_bound)
-    engine_dtype = args.engine_dtype if args.engine == "embedded" else (args.sglang.get("dtype") or ["auto"])[0]
-    both = trainer_dtype == "float32" == engine_dtype
+    both = trainer_dtype == "float32" == engine_dtype(args)
     return SAME_DTYPE_BOUND if both else OTHER_DTYPE_BOUND
 
 

@@ -1,53 +1,56 @@
-"""Send the trainer's weights to every engine: pause, flush, transport, verify, go on."""
+"""Send the trainer's weights to every engine: prepare, pause, flush, deliver, verify, go on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from slime_core.engines.admin import EngineAdmin
+from slime_core.engines.checksum import model_checksums
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.options import Options
-from slime_core.types import FloatArray
 from slime_core.weights import parity
 from slime_core.weights.checksum import compare
-from slime_core.weights.disk import DiskTransport
 from slime_core.weights.fusion import comparable, fused_checksums
+from slime_core.weights.source import NamedTensors, Update, WeightSource, engine_dtype
+from slime_core.weights.transport import open_transport
 
-WEIGHTS_FILE = "model.safetensors"
-
-
-class WeightSource(Protocol):
-    """What has the weights: the trainer's rank 0."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the model knows."""
-
-    @property
-    def dtype(self) -> str:
-        """Of the weights, for example `float32`."""
-
-    def export_weights(self, directory: Path) -> dict[str, str]:
-        """Write `directory/model.safetensors` under Hugging Face names; returns tensor name -> checksum."""
-
-    def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
-        """Log-probabilities, at temperature 1, of every token of a prompt but the first."""
+HASHING_VERSION = (0, 5, 23)
+"""SGLang's first that tells the checksums of its weights."""
 
 
 class WeightSync:
-    """Lives beside the trainer rank that exports the weights."""
+    """Lives beside the trainer rank that has the weights."""
 
-    def __init__(self, args: Options, run_dir: Path) -> None:
+    def __init__(self, args: Options, worker_urls: Sequence[str], run_dir: Path) -> None:
         self._args = args
+        self._urls = list(worker_urls)
         self._num_sent = 0
-        self._compared: set[str] = set()
-        self._transport = DiskTransport(args.weights_dir, run_dir / "weights")
+        self._unchecked = False
+        """Whether an engine has joined since the last comparison."""
+        self.transport = open_transport(args, run_dir)
 
-    async def send(self, source: WeightSource, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
-        """Give these engines the weights as `version`, and compare what they compute with the trainer now and then.
+    def set_engines(self, worker_urls: Sequence[str]) -> None:
+        """Send to these from now on."""
+        if set(worker_urls) != set(self._urls):
+            self._unchecked = self._unchecked or not set(worker_urls) <= set(self._urls)
+            self._urls = list(worker_urls)
+            self.transport.forget_engines()
+
+    def close(self) -> None:
+        """Leave no files and no connections behind."""
+        self.transport.close()
+
+    async def send(
+        self, source: WeightSource, version: int, worker_urls: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        """Give the engines the weights as `version`, and compare what they compute with the trainer now and then.
+
+        Args:
+            worker_urls: those that need them, such as one that was restarted; None for all.
 
         Returns:
             `perf/weights_s`, `perf/engines_paused_s`, the part in which the engines stood still, and
@@ -56,54 +59,60 @@ class WeightSync:
         Raises:
             WeightSyncError: when an engine refuses the weights, uses others than were sent, or computes other numbers.
         """
-        if not worker_urls:
+        urls = self._urls if worker_urls is None else list(worker_urls)
+        if not urls:
             return {}
         started = time.monotonic()
-        async with EngineAdmin(worker_urls, self._args.request_timeout_s) as admin:
+        # a new engine is always checked
+        due = worker_urls is not None or self._unchecked or self._num_sent % self._args.weights_check_interval == 0
+        async with EngineAdmin(urls, self._args.request_timeout_s) as admin:
             try:
-                await admin.pause(self._args.pause_mode)
-                paused = time.monotonic()
-                try:
-                    await self._send_paused(admin, source, version)
-                finally:
-                    await admin.resume()  # with the new weights or, after a refusal, the old ones
-                resumed = time.monotonic()
-                compared = await self._compare(admin, source, version, worker_urls)
+                paused_s = await self._send(admin, source, version, due)
+                compared = await self._compare(admin, source, version) if due else {}
             except EngineError as error:
                 raise WeightSyncError(f"the weights of version {version} were not taken: {error}") from None
-        done = time.monotonic()
-        return {"perf/weights_s": done - started, "perf/engines_paused_s": resumed - paused} | compared
+        if worker_urls is None:
+            self._num_sent, self._unchecked = self._num_sent + 1, False
+        return {"perf/weights_s": time.monotonic() - started, "perf/engines_paused_s": paused_s} | compared
 
-    async def _send_paused(self, admin: EngineAdmin, source: WeightSource, version: int) -> None:
-        if self._args.pause_mode != "in_place":
-            await admin.flush_cache()
+    async def _send(self, admin: EngineAdmin, source: WeightSource, version: int, due: bool) -> float:
+        """The seconds in which the engines stood still."""
+        tensors = partial(source.weights, engine_dtype(self._args) or source.dtype)
+        sent, comparing = await self._expected(admin, tensors, due)
+        own = sent if self._args.engine == "embedded" else {}
+        async with self.transport.offer(admin, Update(version, tensors, own)) as deliver:
+            await admin.pause(self._args.pause_mode)
+            paused = time.monotonic()
+            try:
+                if self._args.pause_mode != "in_place":
+                    await admin.flush_cache()
+                await deliver()
+                if sent:
+                    for url, used in (await admin.checksums()).items():
+                        compare(comparing(sent, used), used, url)
+            finally:
+                await admin.resume()  # with the new weights or, after a refusal, the old ones
+            return time.monotonic() - paused
+
+    async def _expected(
+        self, admin: EngineAdmin, tensors: Callable[[], NamedTensors], due: bool
+    ) -> tuple[dict[str, str], Callable[[Mapping[str, str], Mapping[str, str]], Mapping[str, str]]]:
+        """The checksums that the engines must have, empty where they are not asked, and what of them to compare."""
         if self._args.engine == "embedded":
-            sent = await self._transport.send(admin, source.export_weights, version)
-            for url, used in (await admin.checksums()).items():
-                compare(sent, used, url)
-            return
-        # SGLang hashes fused parameters, and on a GPU with a kernel of its own: there the parity probe has to do.
-        infos = await admin.server_infos()
-        hashable = all(info["device"] == "cpu" and info["tp_size"] == 1 for info in infos.values())
+            return model_checksums(tensors()), lambda sent, used: sent
+        if due and engine_dtype(self._args) and all(map(hashes_as_we_do, (await admin.server_infos()).values())):
+            return fused_checksums(tensors()), comparable
+        return {}, comparable
 
-        def export(directory: Path) -> dict[str, str]:
-            source.export_weights(directory)
-            return fused_checksums(directory / WEIGHTS_FILE) if hashable else {}
-
-        sent = await self._transport.send(admin, export, version)
-        for url, used in (await admin.checksums()).items() if hashable else ():
-            compare(comparable(sent, used), used, url)
-
-    async def _compare(
-        self, admin: EngineAdmin, source: WeightSource, version: int, worker_urls: Sequence[str]
-    ) -> dict[str, float]:
-        """The parity probe, after an engine's first update and every --weights-check-interval ones."""
-        self._num_sent += 1
-        due = (self._num_sent - 1) % self._args.weights_check_interval == 0
-        if not due and self._compared.issuperset(worker_urls):
-            return {}
-        self._compared = {*self._compared, *worker_urls}
+    async def _compare(self, admin: EngineAdmin, source: WeightSource, version: int) -> dict[str, float]:
+        """The parity probe."""
         tokens = parity.probe_tokens(source.vocab_size, self._args.seed)
         given = await admin.prompt_logprobs(tokens)
         limit = parity.bound(self._args, source.dtype)
         return {"weights/logprob_abs_diff": parity.check(source.prompt_logprobs(tokens), given, limit, version)}
+
+
+def hashes_as_we_do(info: Mapping[str, Any]) -> bool:
+    """Whether a server tells checksums that are ours: SGLang hashes on a GPU with a kernel of its own."""
+    number = tuple(int(part) for part in str(info["version"]).split(".")[:3] if part.isdigit())
+    return number >= HASHING_VERSION and info["device"] == "cpu" and info["tp_size"] == 1

@@ -272,6 +272,27 @@ def test_update_from_a_missing_directory_fails_and_changes_nothing(server: Serve
     assert server.generate(input_ids=PROMPT, sampling_params=GREEDY)["output_ids"] == before["output_ids"]
 
 
+def test_an_update_in_parts_happens_within_a_session(server: Server) -> None:
+    part: dict[str, Any] = {"names": [], "dtypes": [], "shapes": [], "group_name": "none"}
+    outside = "must run between begin_weight_update() and end_weight_update()"
+    for name, body in (("distributed", part), ("tensor", {"serialized_named_tensors": ["gASV"]})):
+        status, answer = server.post(f"/update_weights_from_{name}", body)
+        assert (status, answer["success"]) == (400, False)
+        assert outside in answer["message"] or (name == "tensor" and not server.real)
+    assert server.post("/end_weight_update", {})[0] == 400
+    assert server.post("/begin_weight_update", {}) == (200, {"success": True, "message": "Success"})
+    status, answer = server.post("/begin_weight_update", {})
+    assert (status, "already open" in answer["message"]) == (400, True)
+    assert server.post("/end_weight_update", {}) == (200, {"success": True, "message": "Success"})
+
+
+def test_a_group_that_does_not_exist_cannot_be_destroyed(server: Server) -> None:
+    assert server.post("/destroy_weights_update_group", {"group_name": "none"}) == (
+        400,
+        {"success": False, "message": "The group to be destroyed does not exist."},
+    )
+
+
 def test_weight_version_can_be_renamed(server: Server) -> None:
     status, answer = server.post("/update_weight_version", {"new_version": "v1b", "abort_all_requests": False})
     assert (status, answer["success"], answer["new_version"]) == (200, True, "v1b")

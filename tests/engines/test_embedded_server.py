@@ -100,14 +100,52 @@ def test_says_what_it_is_and_can_do(server: Server) -> None:
     info = server.get("/server_info")[1]
     assert info["engine"] == "slime-embedded"
     assert (info["dtype"], info["context_length"], info["max_running_requests"]) == ("float32", 2048, 256)
-    assert info["capabilities"]["begin_weight_update"] is False
-    assert server.post("/begin_weight_update", {})[0] == 404
+    assert info["capabilities"]["update_weights_from_distributed"] is True
+    assert info["capabilities"]["update_weights_from_tensor"] is False
 
 
 def test_refuses_pickled_tensors(server: Server) -> None:
     status, answer = server.post("/update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]})
     assert (status, answer["success"]) == (400, False)
     assert "unpickle" in answer["message"]
+
+
+GROUP = {
+    "master_address": "127.0.0.1",
+    "master_port": 1,
+    "rank_offset": 1,
+    "world_size": 2,
+    "group_name": "g",
+    "backend": "gloo",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"backend": "nccl"}, "use gloo"), ({"master_port": "1"}, "master_port must be of type int")]
+)
+def test_a_group_that_cannot_be_joined_is_refused(server: Server, change: dict[str, object], named: str) -> None:
+    status, answer = server.post("/init_weights_update_group", GROUP | change)
+    assert status == 400
+    assert named in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"group_name": "none"}, "Group none is unknown"),
+        ({"names": "ab"}, "lists of strings"),
+        ({"names": []}, "of the same length"),
+        ({"shapes": [[-1]]}, "lists of sizes"),
+        ({"load_format": "delta"}, "delta"),
+    ],
+)
+def test_a_part_that_is_not_understood_is_refused(server: Server, change: dict[str, object], named: str) -> None:
+    server.post("/begin_weight_update", {})
+    part = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "g"}
+    status, answer = server.post("/update_weights_from_distributed", part | change)
+    assert status == 400
+    assert named in str(answer)
+    assert server.post("/end_weight_update", {})[0] == 200
 
 
 def test_checksums_equal_those_of_the_source_model(server: Server, model_dir: Path) -> None:

@@ -110,12 +110,11 @@ def test_a_lost_shard_is_noticed(model_dir: Path, tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_staged_weights_do_not_change_with_the_file(model_dir: Path, tmp_path: Path) -> None:
+def test_mapped_weights_outlive_their_file(model_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(model_dir, tmp_path / "copy")
     tensors = read_checkpoint(tmp_path / "copy")
     checksum = tensor_checksum(tensors[EMBEDDING])
-    flip_a_byte(tmp_path / "copy")
-    (tmp_path / "copy" / "model.safetensors").write_bytes(b"")
+    shutil.rmtree(tmp_path / "copy")
     assert tensor_checksum(tensors[EMBEDDING]) == checksum
 
 

@@ -2,59 +2,107 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
-from safetensors.torch import load_file, save_file
+import torch
 
 from real_sglang.conftest import sglang_words
 from slime_core.engines import sglang
-from slime_core.engines.client import EngineClient
+from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.server import EngineServer
 from slime_core.errors import EngineError, OptionError, WeightSyncError
 from slime_core.options import Options, parse
 from slime_core.weights.sync import WeightSync
-from tiny_model import byte_tokenizer
-from weights.test_sync import Exporter
+from weights.conftest import Exporter, Tensors, greedy
+
+TRANSPORTS = ["disk", "broadcast", "tensor"]
 
 
-async def greedy(url: str) -> tuple[list[int], list[int]]:
-    """Tokens and weight versions of a greedy generation."""
-    async with EngineClient(url, tokenizer=byte_tokenizer(), concurrency=1, timeout_s=60) as client:
-        generation = await client.generate([1, 2, 3], {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True})
-    return generation.tokens.tolist(), generation.weight_versions.tolist()
+@pytest.fixture(params=TRANSPORTS)
+def sync(request, models, url, tmp_path):
+    words = ("--weights-dir", str(tmp_path), "--request-timeout-s", "60", "--weight-transport", request.param)
+    made = WeightSync(parse(sglang_words(models[0], *words)).args, [url], tmp_path)
+    yield made
+    made.close()
 
 
-async def test_weights_are_sent_and_verified_by_checksum_and_by_a_prompt(args, url, models, tmp_path):
-    sync = WeightSync(args, tmp_path)
-    first = await sync.send(Exporter(models[1]), 1, [url])
+async def test_weights_are_sent_and_verified_by_checksum_and_by_a_prompt(sync, url, models):
+    first = await sync.send(Exporter(models[1]), 1)
     assert first["weights/logprob_abs_diff"] < 1e-4
     tokens, versions = await greedy(url)
     assert versions == [1] * 8
-    await sync.send(Exporter(models[0]), 2, [url])
-    assert (await greedy(url))[0] != tokens
+    await sync.send(Exporter(models[0]), 2)
+    others, versions = await greedy(url)
+    assert others != tokens
+    assert versions == [2] * 8
 
 
-async def test_an_unknown_weight_name_is_found_out(args, url, models, tmp_path):
+async def test_buckets_of_any_size_bring_the_same_weights(sync, url, models):
+    sync.transport._bucket_bytes = 10_000
+    metrics = await sync.send(Exporter(models[1]), 3)
+    assert metrics["weights/logprob_abs_diff"] < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_running_requests_end_or_go_on_as_the_mode_says(transport, mode, url, models, tmp_path):
+    words = ("--weights-dir", str(tmp_path), "--weight-transport", transport, "--pause-mode", mode)
+    sync = WeightSync(parse(sglang_words(models[0], *words)).args, [url], tmp_path)
+    await sync.send(Exporter(models[0]), 4)
+    async with EngineAdmin([url], 60) as admin:
+        params = {"max_new_tokens": 400, "temperature": 0, "ignore_eos": True}
+        running = asyncio.create_task(admin._post(url, "generate", {"input_ids": [1, 2, 3], "sampling_params": params}))
+        await asyncio.sleep(0.3)
+        assert not running.done()
+        await sync.send(Exporter(models[1]), 5)
+        meta = orjson.loads(await running)["meta_info"]
+    sync.close()
+    if mode == "abort":
+        assert meta["finish_reason"]["type"] == "abort"
+        return
+    assert meta["completion_tokens"] == 400
+    assert [span["version"] for span in meta["weight_versions"]] == ["4", "5"]
+
+
+async def test_an_unknown_weight_name_is_found_out(sync, url, models):
     """SGLang takes it silently and keeps its old weights."""
 
-    def rename(path: Path) -> None:
-        tensors = {name.replace("layers.0", "layers.7"): tensor for name, tensor in load_file(path).items()}
-        save_file(tensors, path, {"format": "pt"})
+    def rename(tensors: Tensors) -> Tensors:
+        return {name.replace("layers.0", "layers.7"): tensor for name, tensor in tensors.items()}
 
     with pytest.raises(WeightSyncError):
-        await WeightSync(args, tmp_path).send(Exporter(models[1], rename), 3, [url])
-    await WeightSync(args, tmp_path).send(Exporter(models[0]), 4, [url])
+        await sync.send(Exporter(models[1], rename), 6)
+    await sync.send(Exporter(models[0]), 7)
 
 
-async def test_other_weights_than_the_trainers_are_found_out_by_the_prompt(args, url, models, tmp_path):
+async def test_other_weights_than_the_trainers_are_found_out_by_the_prompt(sync, models):
     class Liar(Exporter):
-        def export_weights(self, directory: Path) -> dict[str, str]:
-            return Exporter(models[0]).export_weights(directory)
+        def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+            return Exporter(models[0]).weights(dtype)
 
     with pytest.raises(WeightSyncError, match="disagree on a prompt's log-probabilities"):
-        await WeightSync(args, tmp_path).send(Liar(models[1]), 5, [url])
+        await sync.send(Liar(models[1]), 8)
+
+
+async def test_a_source_that_breaks_off_stops_the_update_and_the_next_one_goes_through(sync, url, models):
+    class Broken(Exporter):
+        def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, pair in enumerate(super().weights(dtype)):
+                if number == 5:
+                    raise MemoryError("no more")
+                yield pair
+
+    sync.transport._bucket_bytes = 10_000
+    await sync.send(Exporter(models[0]), 9)
+    with pytest.raises(MemoryError):
+        await sync.send(Broken(models[1]), 10)
+    await sync.send(Exporter(models[1]), 11)
+    assert (await greedy(url))[1] == [11] * 8
 
 
 def environment(server: EngineServer) -> dict[str, str]:

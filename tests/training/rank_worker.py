@@ -6,7 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+from safetensors.torch import save_file
+
 from conftest import make_shard, random_samples
+from slime_core.engines.checksum import model_checksums
 from slime_core.options import parse
 from slime_core.training.torch_backend.trainer import TorchTrainer
 
@@ -32,7 +35,9 @@ def main() -> None:
             ends = [sum(map(len, parts[: k + 1])) for k in range(len(parts))]
             metrics.append(trainer.train(step, make_shard(mine, made, ends)))
         trainer.save(out / "checkpoint")
-        checksums = trainer.export_weights(out / f"weights_{rank}")
+        tensors = dict(trainer.weights("float32"))
+        save_file(tensors, out / f"weights_{rank}.safetensors")
+        checksums = model_checksums(tensors)
         (out / f"rank_{rank}.json").write_text(json.dumps({"metrics": metrics, "checksums": checksums}))
     except Exception as error:
         (out / f"rank_{rank}.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
-from slime_core.engines.checksum import model_checksums, tensor_checksum
+from slime_core.engines.checksum import model_checksums
 from slime_core.errors import CheckpointError
 
 # conftest's makers, for models that its fixtures do not cover
@@ -38,7 +34,7 @@ def test_a_resumed_run_goes_on_bitwise(optimizer, make_trainer, samples, shard_o
         left, right = unbroken.train(step, rounds[step]), resumed.train(step, rounds[step])
         kept = [name for name in left if name.startswith("train/")]
         assert {name: left[name] for name in kept} == {name: right[name] for name in kept}
-    assert unbroken.export_weights(tmp_path / "a") == resumed.export_weights(tmp_path / "b")
+    assert model_checksums(unbroken.weights("float32")) == model_checksums(resumed.weights("float32"))
 
 
 def test_a_saved_model_is_one_that_transformers_loads(make_trainer, samples, shard_of, tmp_path):
@@ -46,7 +42,7 @@ def test_a_saved_model_is_one_that_transformers_loads(make_trainer, samples, sha
     trainer.train(0, shard_of(samples(8)))
     trainer.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    assert model_checksums(model.state_dict()) == trainer.export_weights(tmp_path / "export")
+    assert model_checksums(model.state_dict()) == model_checksums(trainer.weights("float32"))
     assert AutoTokenizer.from_pretrained(tmp_path / "model").encode("hi") == [71, 72]
 
 
@@ -59,26 +55,19 @@ def test_training_state_holds_no_code(make_trainer, samples, shard_of, tmp_path)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_export_leaves_out_a_tied_head_and_carries_checksums(tied, make_trainer, tmp_path):
+def test_a_tied_head_is_given_once(tied, make_trainer, tmp_path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, tie_word_embeddings=tied))
     model.save_pretrained(tmp_path / "source")
-    checksums = make_trainer(model=tmp_path / "source").export_weights(tmp_path / "out")
-    path = tmp_path / "out" / "model.safetensors"
-    tensors = load_file(path)
+    tensors = dict(make_trainer(model=tmp_path / "source").weights("float32"))
     assert ("lm_head.weight" in tensors) is not tied
-    assert {name: tensor_checksum(tensor) for name, tensor in tensors.items()} == checksums
-    assert checksums == model_checksums(model.state_dict())
-    with safe_open(path, "pt") as file:
-        header = file.metadata()
-    assert header["format"] == "pt"
-    assert json.loads(header["slime_checksums"]) == checksums
+    assert model_checksums(tensors) == model_checksums(model.state_dict())
 
 
 @pytest.mark.parametrize("engine_dtype", ["float32", "bfloat16"])
-def test_weights_are_exported_in_the_engines_dtype(make_trainer, tmp_path, engine_dtype):
-    make_trainer("--dtype", "bfloat16", "--engine-dtype", engine_dtype).export_weights(tmp_path)
-    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {getattr(torch, engine_dtype)}
+def test_weights_are_given_in_the_engines_dtype(make_trainer, engine_dtype):
+    tensors = make_trainer("--dtype", "bfloat16").weights(engine_dtype)
+    assert {tensor.dtype for _, tensor in tensors} == {getattr(torch, engine_dtype)}
 
 
 def test_a_missing_checkpoint_is_named(make_trainer, tmp_path):

@@ -49,14 +49,13 @@ def test_two_ranks_train_as_one(aggregation, model_dir, make_trainer, samples, s
     flags = flags_of(model_dir, "--loss-aggregation", aggregation)
     one = make_trainer(*flags[2:])
     alone = [one.train(step, shard_of(samples(12, seed=step), step_ends=[6, 12])) for step in range(2)]
-    one.export_weights(tmp_path / "one")
     two = run_ranks({"flags": flags, "num_samples": 12, "shares": split}, tmp_path / "two")
     assert two[0] == two[1], "the ranks differ in metrics or weights"
     for left, right in zip(alone, two[0]["metrics"], strict=True):
         kept = [name for name in left if name.startswith("train/")]
         assert {n: right[n] for n in kept} == pytest.approx({n: left[n] for n in kept}, rel=1e-3, abs=1e-5)
-    for name, value in load_file(tmp_path / "one" / "model.safetensors").items():
-        assert_close(load_file(tmp_path / "two" / "weights_1" / "model.safetensors")[name], value, rtol=0, atol=1e-5)
+    for name, value in one.weights("float32"):
+        assert_close(load_file(tmp_path / "two" / "weights_1.safetensors")[name], value, rtol=0, atol=1e-5)
     assert sorted(p.name for p in (tmp_path / "two" / "checkpoint" / "trainer").iterdir()) == [
         "rank_0.pt",
         "rank_1.pt",

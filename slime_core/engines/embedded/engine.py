@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from slime_core.engines.checksum import model_checksums
 from slime_core.engines.embedded.batch import abort_reason
 from slime_core.engines.embedded.language_model import LanguageModel
@@ -177,12 +179,18 @@ class Engine:
         return self._call(lambda: model_checksums(self.language_model.model.state_dict()))
 
     def update_weights(self, path: str, version: str | None, abort_all: bool = False) -> Future[None]:
-        """Read a checkpoint (on the caller's thread), then swap it in as soon as that is safe.
+        """Read a checkpoint (on the caller's thread) and swap it in as `replace_weights` does."""
+        return self.replace_weights(read_checkpoint(path), version, abort_all)
+
+    def replace_weights(
+        self, tensors: dict[str, torch.Tensor], version: str | None, abort_all: bool = False
+    ) -> Future[None]:
+        """Swap in a whole set of weights as soon as that is safe.
 
         Safe is: paused, or nothing running; until then nothing new is admitted. Raises WeightUpdateError at once if
-        the files are bad; the old weights then stay in use.
+        they are not the model's; the old weights then stay in use.
         """
-        pairs = match_to_model(read_checkpoint(path), self.language_model.model)
+        pairs = match_to_model(tensors, self.language_model.model)
         done: Future[None] = Future()
 
         def apply() -> None:

@@ -7,17 +7,16 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import orjson
-import xxhash
 from aiohttp import web
 
+from slime_core.engines.embedded.answers import error_answer, json_body, json_object, reply
 from slime_core.engines.embedded.engine import PAUSE_MODES, Engine
 from slime_core.engines.embedded.protocol import answer, check_request, parse_generate
 from slime_core.engines.embedded.request import BadRequest, Output
 from slime_core.engines.embedded.scheduler import Finished
-from slime_core.engines.embedded.weights import WeightUpdateError
+from slime_core.engines.embedded.weight_routes import CAPABILITIES, WeightRoutes
 
 MAX_BODY_BYTES = 256 << 20
 FLUSHED = (
@@ -32,11 +31,11 @@ class Server:
 
     def __init__(self, model_path: str, served_model_name: str | None = None) -> None:
         self.model_path = model_path
-        self.weights_path = model_path
         self.served_model_name = served_model_name or model_path
         self.started_s = time.time()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
+        self._weights: WeightRoutes | None = None
 
     @property
     def engine(self) -> Engine:
@@ -45,9 +44,17 @@ class Server:
             raise RuntimeError("attach an engine first")
         return self._engine
 
+    @property
+    def weights(self) -> WeightRoutes:
+        """The routes to its weights."""
+        if self._weights is None:
+            raise RuntimeError("attach an engine first")
+        return self._weights
+
     def attach(self, engine: Engine) -> None:
         """Serve this engine; call on the event loop that will run the app."""
         self._engine = engine
+        self._weights = WeightRoutes(engine, self.model_path)
         self._loop = asyncio.get_running_loop()
 
     def deliver(self, finished: list[Finished]) -> None:
@@ -67,11 +74,16 @@ class Server:
             (("/pause_generation",), post, self.pause_generation),
             (("/continue_generation",), post, self.continue_generation),
             (("/flush_cache",), get + post, self.flush_cache),
-            (("/update_weights_from_disk",), post, self.update_weights_from_disk),
-            (("/update_weights_from_tensor",), post, self.update_weights_from_tensor),
-            (("/weights_checker",), post, self.weights_checker),
-            (("/get_weight_version", "/weight_version"), get, self.weight_version),
-            (("/update_weight_version",), post, self.update_weight_version),
+            (("/update_weights_from_disk",), post, self.weights.from_disk),
+            (("/update_weights_from_tensor",), post, self.weights.from_tensor),
+            (("/init_weights_update_group",), post, self.weights.init_group),
+            (("/destroy_weights_update_group",), post, self.weights.destroy_group),
+            (("/begin_weight_update",), post, self.weights.begin),
+            (("/update_weights_from_distributed",), post, self.weights.from_distributed),
+            (("/end_weight_update",), post, self.weights.end),
+            (("/weights_checker",), post, self.weights.checker),
+            (("/get_weight_version", "/weight_version"), get, self.weights.version),
+            (("/update_weight_version",), post, self.weights.rename),
             (("/health", "/health_generate", "/ready"), get, self.health),
             (("/model_info", "/get_model_info"), get, self.model_info),
             (("/server_info", "/get_server_info"), get, self.server_info),
@@ -88,7 +100,7 @@ class Server:
 
     async def generate(self, http: web.Request) -> web.Response:
         """Generate for one prompt or a list; a client that hangs up aborts its requests."""
-        call = parse_generate(await _json(http), self.engine)
+        call = parse_generate(await json_body(http), self.engine)
         futures: list[asyncio.Future[Output]] = []
         for request in call.requests:
             check_request(request, self.engine)
@@ -102,14 +114,14 @@ class Server:
                 self.engine.abort(request=request)
             raise
         if broken := next((o for o in outputs if o.finish_reason.get("status_code") == 500), None):
-            return _error(500, broken.finish_reason["message"])
+            return error_answer(500, broken.finish_reason["message"])
         pairs = zip(call.requests, outputs, strict=True)
         answers = [answer(request, output, call, self.engine) for request, output in pairs]
-        return _reply(answers if call.as_list else answers[0])
+        return reply(answers if call.as_list else answers[0])
 
     async def abort_request(self, http: web.Request) -> web.Response:
         """Abort by rid, or all; unknown names are fine."""
-        body = await _object(http)
+        body = await json_object(http)
         rid = body.get("rid")
         if not body.get("abort_all"):
             if not isinstance(rid, str):
@@ -121,93 +133,37 @@ class Server:
 
     async def pause_generation(self, http: web.Request) -> web.Response:
         """Pause; what runs is aborted, kept or retracted as the mode says."""
-        mode = (await _object(http)).get("mode", "abort")
+        mode = (await json_object(http)).get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise BadRequest(f"mode should be 'abort', 'retract' or 'in_place', got {mode!r}.")
         await asyncio.wrap_future(self.engine.pause(mode))
-        return _reply({"message": "Generation paused successfully.", "status": "ok"})
+        return reply({"message": "Generation paused successfully.", "status": "ok"})
 
     async def continue_generation(self, http: web.Request) -> web.Response:
         """Go on after a pause."""
-        await _object(http)
+        await json_object(http)
         await asyncio.wrap_future(self.engine.resume())
-        return _reply({"message": "Generation continued successfully.", "status": "ok"})
+        return reply({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, http: web.Request) -> web.Response:
         """Forget keys and values; refused while requests need them."""
         flushed = await asyncio.wrap_future(self.engine.flush_cache())
         return web.Response(text=FLUSHED) if flushed else web.Response(text="Flush cache failed.\n", status=400)
 
-    # -- weights ---------------------------------------------------------------------------------------------------
-
-    async def update_weights_from_disk(self, http: web.Request) -> web.Response:
-        """Read and verify a checkpoint, then swap it in when that is safe; a bad one changes nothing."""
-        body = await _object(http)
-        path, version = body.get("model_path"), body.get("weight_version")
-        if not isinstance(path, str) or not (version is None or isinstance(version, str)):
-            raise BadRequest("model_path must be a string, and weight_version a string or null.")
-        if body.get("load_format") not in (None, "auto", "safetensors"):
-            raise BadRequest(f"load_format {body['load_format']!r} is not supported; use 'auto' or 'safetensors'.")
-        abort_all = bool(body.get("abort_all_requests"))
-        try:
-            # reading takes long: neither the event loop nor the model waits for it
-            swapped = await asyncio.to_thread(self.engine.update_weights, path, version, abort_all)
-            await asyncio.wrap_future(swapped)
-        except WeightUpdateError as error:
-            return _reply({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
-        self.weights_path = path
-        message = "Succeeded to update model weights."
-        if version is not None:
-            message += f" Weight version updated to {version}."
-        return _reply({"success": True, "message": message, "num_paused_requests": 0})
-
-    async def update_weights_from_tensor(self, http: web.Request) -> web.Response:
-        """Refused: its tensors come pickled, and unpickling runs whatever the sender wrote."""
-        message = "the embedded engine does not unpickle tensors; use /update_weights_from_disk"
-        return _reply({"success": False, "message": message}, status=400)
-
-    async def weights_checker(self, http: web.Request) -> web.Response:
-        """Checksums of the live weights under their Hugging Face names."""
-        action = (await _object(http)).get("action")
-        if action != "checksum":
-            raise BadRequest(f"action must be 'checksum', got {action!r}.")
-        checksums = await asyncio.wrap_future(self.engine.checksums())
-        whole = xxhash.xxh3_128_hexdigest(orjson.dumps(sorted(checksums.items())))
-        place = {"role": "target", "tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1}
-        rank = {
-            "checksums": checksums,
-            "per_gpu_checksum": whole,
-            "parallelism_info": [place | {"rank": 0, "size": 1}],
-        }
-        return _reply({"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole})
-
-    async def weight_version(self, http: web.Request) -> web.Response:
-        """The name of the weights in use."""
-        return _reply({"weight_version": self.engine.weight_version})
-
-    async def update_weight_version(self, http: web.Request) -> web.Response:
-        """Rename the weights in use."""
-        body = await _object(http)
-        version = body.get("new_version")
-        if not isinstance(version, str):
-            raise BadRequest("new_version must be a string.")
-        await asyncio.wrap_future(self.engine.set_weight_version(version, bool(body.get("abort_all_requests"))))
-        return _reply({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
-
     # -- information -----------------------------------------------------------------------------------------------
 
     async def health(self, http: web.Request) -> web.Response:
         """200 while the model's thread works; 503 with the reason after its forward failed."""
         if self.engine.failure is not None:
-            return _error(503, self.engine.failure)
+            return error_answer(503, self.engine.failure)
         return web.Response()
 
     async def model_info(self, http: web.Request) -> web.Response:
         """What the model is; routers read it."""
         config = self.engine.language_model.model.config
-        return _reply(
+        return reply(
             {
-                "model_path": self.weights_path,
+                "model_path": self.weights.path,
                 "served_model_name": self.served_model_name,
                 "tokenizer_path": self.model_path,
                 "is_generation": True,
@@ -224,11 +180,11 @@ class Server:
     async def server_info(self, http: web.Request) -> web.Response:
         """What the engine is and can do."""
         model = self.engine.language_model
-        return _reply(
+        return reply(
             {
                 "engine": "slime-embedded",
                 "version": package_version(),
-                "model_path": self.weights_path,
+                "model_path": self.weights.path,
                 "served_model_name": self.served_model_name,
                 "tokenizer_path": self.model_path,
                 "weight_version": self.engine.weight_version,
@@ -242,15 +198,8 @@ class Server:
                 "load_balance_method": "round_robin",
                 "disaggregation_mode": "null",
                 "trust_remote_code": False,
-                "capabilities": {
-                    "update_weights_from_disk": True,
-                    "update_weights_from_tensor": False,
-                    "update_weights_from_distributed": False,
-                    "begin_weight_update": False,
-                    "weights_checker": True,
-                    "stream": False,
-                    "unfused_checksums": True,
-                },
+                "device": "cpu",
+                "capabilities": CAPABILITIES | {"stream": False},
             }
         )
 
@@ -265,7 +214,7 @@ class Server:
             "parent": None,
             "max_model_len": self.engine.language_model.context_length,
         }
-        return _reply({"object": "list", "data": [model]})
+        return reply({"object": "list", "data": [model]})
 
     async def loads(self, http: web.Request) -> web.Response:
         """How many requests run and wait."""
@@ -278,7 +227,7 @@ class Server:
             "num_used_tokens": load.running_tokens,
             "paused": load.paused,
         }
-        return _reply({"dp_rank_count": 1, "loads": [one]})
+        return reply({"dp_rank_count": 1, "loads": [one]})
 
 
 def _resolve(finished: list[Finished]) -> None:
@@ -294,31 +243,9 @@ def _refusing(handler: Handler) -> Handler:
         try:
             return await handler(http)
         except BadRequest as error:
-            return _error(400, str(error))
+            return error_answer(400, str(error))
 
     return refusing
-
-
-async def _json(http: web.Request) -> Any:
-    try:
-        return orjson.loads(await http.read())
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-
-
-async def _object(http: web.Request) -> dict[str, Any]:
-    body = await _json(http)
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object, at least {}.")
-    return body
-
-
-def _reply(data: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
-
-
-def _error(status: int, message: str) -> web.Response:
-    return _reply({"error": {"message": message}}, status)
 
 
 def package_version() -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from slime_core.engines.checksum import tensor_checksum
+from slime_core.engines.checksum import tensor_checksums
+from slime_core.engines.embedded.mapped_file import MappedFile
 
 CHECKSUM_KEY = "slime_checksums"  # header metadata of a file: JSON {tensor name: checksum}
 SINGLE_FILE = "model.safetensors"
@@ -23,9 +24,10 @@ class WeightUpdateError(ValueError):
     """Weights that were refused; the message says which file or tensor and why."""
 
 
-def read_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint directory into memory, {name: tensor}, verifying checksums where its files carry them.
+def read_checkpoint(path: str | Path, mapped: MappedFile | None = None) -> dict[str, torch.Tensor]:
+    """Map a checkpoint directory, {name: tensor}, verifying checksums where its files carry them.
 
+    The files may be removed at any time, but must not be written to while the tensors are in use.
     Both a single model.safetensors and shards with an index are understood. Raises WeightUpdateError.
     """
     directory = Path(path)
@@ -34,7 +36,7 @@ def read_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
     files, expected = _checkpoint_files(directory)
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        for name, tensor in _read_file(file).items():
+        for name, tensor in _read_file(file, mapped or MappedFile()).items():
             if name in tensors:
                 raise WeightUpdateError(f"tensor {name!r} is in more than one file of {path}")
             tensors[name] = tensor
@@ -62,12 +64,9 @@ def _checkpoint_files(directory: Path) -> tuple[list[Path], set[str] | None]:
     return files, set(weight_map)
 
 
-def _read_file(file: Path) -> dict[str, torch.Tensor]:
+def _read_file(file: Path, mapped: MappedFile) -> dict[str, torch.Tensor]:
     try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            metadata: dict[str, str] = opened.metadata() or {}
-            # clone: the staged copy must not change when the file on disk does
-            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        tensors, metadata = mapped.read(file)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise WeightUpdateError(f"{file} cannot be read: {error}") from error
     if CHECKSUM_KEY in metadata:
@@ -80,10 +79,10 @@ def _verify(file: Path, tensors: dict[str, torch.Tensor], stated: str) -> None:
         checksums: dict[str, Any] = dict(json.loads(stated))
     except (ValueError, TypeError) as error:
         raise WeightUpdateError(f"the {CHECKSUM_KEY} of {file} are not a JSON object") from error
-    for name, tensor in tensors.items():
+    for name, checksum in zip(tensors, tensor_checksums(tensors.values()), strict=True):
         if name not in checksums:
             raise WeightUpdateError(f"{file} is corrupted: tensor {name!r} has no checksum")
-        if tensor_checksum(tensor) != checksums[name]:
+        if checksum != checksums[name]:
             raise WeightUpdateError(f"{file} is corrupted: tensor {name!r} does not match its checksum")
 
 

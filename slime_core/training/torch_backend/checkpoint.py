@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from slime_core.engines.checksum import model_checksums
 from slime_core.errors import CheckpointError
 
 MODEL, TRAINER = "model", "trainer"
@@ -29,31 +26,6 @@ TOKENIZER_FILES = (
     "sentencepiece*.model",
 )
 """Patterns of what lies beside a model's weights and is copied as it is."""
-
-
-def export_weights(model: PreTrainedModel, directory: Path, dtype: torch.dtype) -> dict[str, str]:
-    """Write `directory/model.safetensors` with its checksums in the header, and return them by name.
-
-    Floating-point tensors are written as `dtype`, the engines' own.
-    A tensor that shares another's memory (a tied output head) is written once, under its first name.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in model.state_dict().items():
-        memory = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and memory in seen:
-            continue
-        seen.add(memory)
-        kept = dtype if tensor.is_floating_point() else tensor.dtype
-        tensors[name] = tensor.detach().to("cpu", kept).contiguous()
-    checksums = model_checksums(tensors)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensors[name] for name in checksums},
-        directory / "model.safetensors",
-        metadata={"format": "pt", "slime_checksums": json.dumps(checksums)},
-    )
-    return checksums
 
 
 def save_model(model: PreTrainedModel, source: Path, directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +107,21 @@ def load_policy(args: argparse.Namespace, device: torch.device, directory: str |
         packs = _can_pack(model)
         splits = _can_split_head(model, packs)
     return Policy(model, device, args.temperature if args.temperature > 0 else 1.0, packs, splits)
+
+
+def named_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's tensors by name, contiguous, on its device, floating-point ones as `dtype`.
+
+    One that shares another's memory (a tied output head) comes once, under its first name.
+    """
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in model.state_dict().items():
+        memory = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and memory in seen:
+            continue
+        seen.add(memory)
+        kept = dtype if tensor.is_floating_point() else tensor.dtype
+        yield name, tensor.detach().to(kept).contiguous()
 
 
 def packed_inputs(tokens: torch.Tensor, lengths: IntArray) -> Inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from slime_core.training.objective import loss_terms
 from slime_core.training.torch_backend import checkpoint
 from slime_core.training.torch_backend.frozen import Frozen
 from slime_core.training.torch_backend.meters import Meters, round_metrics
-from slime_core.training.torch_backend.model import Policy, load_policy
+from slime_core.training.torch_backend.model import Policy, load_policy, named_weights
 from slime_core.training.torch_backend.optimizer import Optimizer
 from slime_core.training.torch_backend.ranks import Ranks
 from slime_core.training.torch_backend.skipped import keep_batch
@@ -232,9 +232,9 @@ class TorchTrainer:
         return norm
 
     # --- weights and checkpoints --------------------------------------------------------------------------------------
-    def export_weights(self, directory: Path) -> dict[str, str]:
-        """Write the weights for the engines; their checksums by name."""
-        return checkpoint.export_weights(self._policy.model, directory, getattr(torch, self._args.engine_dtype))
+    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights for the engines, under Hugging Face names."""
+        return named_weights(self._policy.model, getattr(torch, dtype))
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
         """Log-probabilities [n - 1] of a prompt's tokens under the present weights."""

@@ -1,0 +1,174 @@
+"""Weights by broadcast: a torch.distributed group of the trainer and all engines' ranks, gloo on CPU, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_core.engines.admin import EngineAdmin
+from slime_core.engines.weight_group import DEVICES, WeightGroup, in_daemon_thread, meeting_point
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.weights.buckets import Bucket, buckets, dtype_name
+from slime_core.weights.source import NamedTensors, Update
+
+
+class BroadcastTransport:
+    """The group is made with the first update and lives until the engines change."""
+
+    def __init__(self, bucket_bytes: int, timeout_s: float, *, colocated: bool) -> None:
+        self._bucket_bytes, self._timeout_s, self._colocated = bucket_bytes, timeout_s, colocated
+        self._group: WeightGroup | None = None
+        self._name = self._backend = ""
+        self._members: list[str] = []
+
+    @asynccontextmanager
+    async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Meet the engines, unless the group stands; then broadcast, bucket by bucket."""
+        if self._group is None or self._members != admin.urls:
+            await self._leave(admin)
+            self._group = await self._meet(admin, update.tensors())
+        yield partial(self._deliver, admin, self._group, update)
+
+    def forget_engines(self) -> None:
+        """The next update makes a new group; engines that still live are told to leave the old one then."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.forget_engines()
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+    async def _meet(self, admin: EngineAdmin, tensors: NamedTensors) -> WeightGroup:
+        infos = await admin.server_infos()
+        offsets, size = rank_offsets(infos)
+        on_gpu = next((tensor.is_cuda for _, tensor in tensors), False)
+        backend = self._backend = choose_backend(on_gpu, infos, colocated=self._colocated)
+        name = self._name = f"slime-{uuid.uuid4().hex}"
+        store = meeting_point(size)
+        self._members = list(admin.urls)
+        bodies = {
+            url: {
+                "master_address": address_seen_by(url),
+                "master_port": store.port,
+                "rank_offset": offset,
+                "world_size": size,
+                "group_name": name,
+                "backend": backend,
+            }
+            for url, offset in offsets.items()
+        }
+        meet = partial(WeightGroup, store, name, 0, size, backend, self._timeout_s)
+        try:
+            group, _ = await _both(in_daemon_thread(meet), admin.init_weights_update_group(bodies))
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"trainer and engines could not form a {backend} group for --weight-transport broadcast: {error} Where "
+                "they are on several machines, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the network to use."
+            ) from None
+        return group
+
+    async def _leave(self, admin: EngineAdmin) -> None:
+        """Take down the group before this one, at the engines that are still there."""
+        self.forget_engines()
+        staying = [url for url in self._members if url in admin.urls]
+        if staying:
+            await admin.destroy_weights_update_group(staying, self._name)
+        self._members = []
+
+    # --- an update ----------------------------------------------------------------------------------------------------
+    async def _deliver(self, admin: EngineAdmin, group: WeightGroup, update: Update) -> None:
+        device = DEVICES[self._backend]
+        try:
+            async with admin.weight_update():
+                for bucket, last in buckets(update.tensors(), self._bucket_bytes):
+                    moved = [(name, tensor.to(device)) for name, tensor in bucket]
+                    body = described(moved, self._name, str(update.version) if last else None)
+                    send = in_daemon_thread(partial(group.broadcast, [tensor for _, tensor in moved]))
+                    await _both(send, admin.update_weights_from_distributed(body))
+        except (EngineError, RuntimeError) as error:
+            self.forget_engines()  # its members are out of step
+            raise WeightSyncError(
+                f"the weights of version {update.version} were not taken: {error} SGLang may hold a part of them and "
+                "must not generate before a whole update."
+            ) from None
+
+
+def described(bucket: Bucket, group: str, version: str | None) -> dict[str, Any]:
+    """What the engines are told about a bucket."""
+    return {
+        "names": [name for name, _ in bucket],
+        "dtypes": [dtype_name(tensor) for _, tensor in bucket],
+        "shapes": [list(tensor.shape) for _, tensor in bucket],
+        "group_name": group,
+        "flush_cache": False,
+        "weight_version": version,
+    }
+
+
+def rank_offsets(infos: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
+    """URL -> rank of its first worker in the group, and the group's size; rank 0 is the trainer's.
+
+    Raises:
+        WeightSyncError: for a server whose workers SGLang cannot number.
+    """
+    offsets, next_rank = {}, 1
+    for url, info in infos.items():
+        if info["pp_size"] > 1 or info["dp_size"] > 1:
+            raise WeightSyncError(
+                f"{url} runs with pipeline or data parallelism, for which SGLang takes no broadcast; use "
+                "--weight-transport disk."
+            )
+        offsets[url] = next_rank
+        next_rank += info["tp_size"]
+    return offsets, next_rank
+
+
+def choose_backend(on_gpu: bool, infos: Mapping[str, Mapping[str, Any]], *, colocated: bool) -> str:
+    """NCCL where trainer and engines have GPUs of their own, else gloo.
+
+    Raises:
+        WeightSyncError: when NCCL would have to connect a GPU with itself.
+    """
+    devices = {info["device"] for info in infos.values()}
+    if not on_gpu or devices != {"cuda"}:
+        return "gloo" if devices == {"cpu"} else _no_backend(devices)
+    if colocated:
+        raise WeightSyncError(
+            "trainer and engines share GPUs, and NCCL does not connect a GPU with itself: use --weight-transport "
+            "tensor, or --placement disaggregated."
+        )
+    return "nccl"
+
+
+def _no_backend(devices: set[Any]) -> str:
+    raise WeightSyncError(
+        f"the trainer's weights cannot be broadcast to engines on {' and '.join(sorted(map(str, devices)))}; use "
+        "--weight-transport disk."
+    )
+
+
+def address_seen_by(url: str) -> str:
+    """The address of this machine on the way to a server."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))  # sends nothing: it asks the kernel for the route
+        address: str = probe.getsockname()[0]
+    return address
+
+
+async def _both(sending: Awaitable[Any], asking: Awaitable[Any]) -> tuple[Any, Any]:
+    """Results of both; the first failure at once, whatever the other does."""
+    tasks = [asyncio.ensure_future(sending), asyncio.ensure_future(asking)]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
