@@ -332,5 +332,6 @@ def test_every_metric_of_training_is_documented(make_trainer, near_samples, shar
     everything = ["--advantage-estimator", "opd", "--teacher-model", str(other_model), "--ppo-clip-dual", "3"]
     everything += ["--kl-coef", "0.1", "--kl-loss-coef", "0.1", "--entropy-coef", "0.1", "--mask-offpolicy-delta", "1"]
     got = make_trainer(*everything, "--importance-correction", "icepop").train(0, shard_of(near_samples(4)))
+    got |= make_trainer("--advantage-estimator", "ppo", "--critic").train(0, shard_of(near_samples(4)))
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert [name for name in got if name.startswith("train/") and f"`{name}`" not in page] == []

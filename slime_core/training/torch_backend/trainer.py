@@ -19,6 +19,7 @@ from slime_core.plugins import load_plugins
 from slime_core.training.batch import TensorBatch, micro_batches, without_truncated
 from slime_core.training.objective import loss_terms
 from slime_core.training.torch_backend import checkpoint
+from slime_core.training.torch_backend.critic import Critic
 from slime_core.training.torch_backend.frozen import Frozen
 from slime_core.training.torch_backend.meters import Meters, round_metrics
 from slime_core.training.torch_backend.model import Policy, load_policy
@@ -78,6 +79,7 @@ class TorchTrainer:
         self._ranks = Ranks.join(rank, world_size, address=master_address, port=master_port, device=self._device)
         on_cpu = self._device.type == "cpu"
         self._max_tokens = min(args.max_tokens_per_gpu, CPU_MICRO_BATCH) if on_cpu else args.max_tokens_per_gpu
+        self._critic = Critic(args, self._device, self._ranks, self._max_tokens) if args.critic else None
 
     # --- a round ------------------------------------------------------------------------------------------------------
     def train(self, step: int, shard: Shard) -> dict[str, float]:
@@ -92,6 +94,9 @@ class TorchTrainer:
             self._set_frozen_logprobs(batch, steps)
         with meters.clock("old_logprobs"):
             self._set_old_logprobs(batch, steps, meters)
+        if self._critic is not None:
+            with meters.clock("values"):
+                batch.values = self._critic.values(batch, np.concatenate([part.rows for part in steps]))
         with meters.clock("advantages"):
             self._set_advantages(batch, shard)
         compared = batch.old_logprobs is not None and not self._args.use_rollout_logprobs
@@ -100,6 +105,11 @@ class TorchTrainer:
         lr = self._optimizer.lr
         for number, part in enumerate(steps):
             lr = self._optimizer.lr
+            if self._critic is not None and batch.returns is not None:
+                with meters.clock("critic"):
+                    self._critic.train_step(batch, part.rows, meters)
+                if step < self._args.critic_only_rounds:
+                    continue
             with meters.clock("forward_backward"):
                 self._optimizer.zero_grad()
                 self._accumulate(batch, part, meters, compare=number == 0 and not compared)
@@ -258,6 +268,8 @@ class TorchTrainer:
                 checkpoint.save_model(self._policy.model, Path(self._args.model), directory)
                 checkpoint.save_state({"optimizer": self._optimizer.state_dict()}, directory, "state")
                 self._frozen.save(directory)
+                if self._critic is not None:
+                    self._critic.save(directory)
             checkpoint.save_state({"rng": torch.get_rng_state()}, directory, f"rank_{self._ranks.rank}")
         except OSError as error:
             raise CheckpointError(f"the checkpoint {directory} cannot be written: {error}") from error
@@ -266,6 +278,8 @@ class TorchTrainer:
         """Go on from a checkpoint; a rank it did not have keeps its fresh random state."""
         checkpoint.load_model(self._policy.model, directory)
         self._frozen.load(directory)
+        if self._critic is not None:
+            self._critic.load(directory, self._device)
         state = checkpoint.load_state(directory, "state", self._device)
         try:
             self._optimizer.load_state_dict(state["optimizer"])
