@@ -22,7 +22,9 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
 
 @hookimpl
 def configure(args: argparse.Namespace) -> None:
-    """Refuse numbers that make no sense."""
+    """Refuse numbers that make no sense, and a run without a critic."""
+    if not args.critic:
+        raise OptionError("--advantage-estimator ppo needs a critic; add --critic.")
     for flag, value in {"--ppo-gamma": args.ppo_gamma, "--ppo-lambda": args.ppo_lambda}.items():
         if not 0 <= value <= 1:
             raise OptionError(f"{flag} {value} is not a number from 0 to 1.")

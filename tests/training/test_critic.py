@@ -129,4 +129,9 @@ def test_ppo_without_a_critic_says_so():
 
 def test_a_lambda_that_makes_no_sense_is_refused():
     with pytest.raises(OptionError, match=r"--ppo-lambda 1\.5"):
-        ppo.configure(args=Namespace(ppo_gamma=1.0, ppo_lambda=1.5))
+        ppo.configure(args=Namespace(critic=True, ppo_gamma=1.0, ppo_lambda=1.5))
+
+
+def test_ppo_without_critic_is_refused_before_anything_starts(make_trainer):
+    with pytest.raises(OptionError, match="add --critic"):
+        make_trainer("--advantage-estimator", "ppo")
