@@ -675,9 +675,10 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("objective", "what holds for every --advantage-estimator and --policy-loss")
     g.add_argument(
         "--loss-aggregation",
-        choices=["token", "sequence", "constant"],
+        choices=["token", "sequence", "rollout", "constant"],
         default="token",
-        help="mean over all tokens, over sequences of their token means, or the sum a sequence over a constant",
+        help="mean over all tokens, over sequences of their token means, over rollouts likewise (the samples of a "
+        "fan-out are one), or the sum a sequence over a constant",
     )
     g.add_argument(
         "--loss-constant",

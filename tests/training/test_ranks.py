@@ -43,7 +43,9 @@ WHITENED = ["--advantage-estimator", "reinforce_plus_plus", "--kl-coef", "0.1", 
 PPO = ["--advantage-estimator", "ppo", "--critic", "--critic-lr", "1e-3", "--whiten-advantages"]
 
 
-@pytest.mark.parametrize("chosen", [["--loss-aggregation", "token"], ["--loss-aggregation", "sequence"], WHITENED, PPO])
+@pytest.mark.parametrize(
+    "chosen", [[], ["--loss-aggregation", "sequence"], ["--loss-aggregation", "rollout"], WHITENED, PPO]
+)
 def test_two_ranks_train_as_one(chosen, model_dir, make_trainer, samples, shard_of, tmp_path):
     # two rounds of two steps; rank 1 has nothing of the second step of the second round
     split = [
@@ -52,9 +54,14 @@ def test_two_ranks_train_as_one(chosen, model_dir, make_trainer, samples, shard_
     ]
     flags = flags_of(model_dir, *chosen)
     one = make_trainer(*flags[2:])
-    alone = [one.train(step, shard_of(samples(12, seed=step), step_ends=[6, 12])) for step in range(2)]
+    alone = []
+    for step in range(2):
+        made = samples(12, seed=step)
+        for sample in made:
+            sample.rollout_index //= 3  # fan-outs of three, which the ranks share
+        alone.append(one.train(step, shard_of(made, step_ends=[6, 12])))
     one.export_weights(tmp_path / "one")
-    two = run_ranks({"flags": flags, "num_samples": 12, "shares": split}, tmp_path / "two")
+    two = run_ranks({"flags": flags, "num_samples": 12, "fan_out": 3, "shares": split}, tmp_path / "two")
     assert two[0] == two[1], "the ranks differ in metrics or weights"
     for left, right in zip(alone, two[0]["metrics"], strict=True):
         kept = [name for name in left if name.startswith("train/")]

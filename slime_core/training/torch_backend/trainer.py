@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,13 +44,19 @@ class Step:
     """Samples with a trained token, all ranks."""
     num_samples: int
     """All of them, all ranks."""
+    num_rollouts: int = 0
+    """Rollouts with a trained token, all ranks; counted under `--loss-aggregation rollout`."""
+    rollout_tokens: torch.Tensor | None = None
+    """[S] trained tokens, all ranks, of the rollout that each sample of this rank's batch belongs to; likewise."""
 
     def denominator(self, args: argparse.Namespace) -> float:
         """What the sum of the step's losses is divided by."""
         if args.loss_aggregation == "constant":
             constant = args.max_response_tokens if args.loss_constant is None else args.loss_constant
             return float(self.num_samples * constant)
-        return self.num_tokens if args.loss_aggregation == "token" else self.num_sequences
+        return {"token": self.num_tokens, "sequence": self.num_sequences, "rollout": self.num_rollouts}[
+            args.loss_aggregation
+        ]
 
 
 class TorchTrainer:
@@ -147,7 +154,27 @@ class TorchTrainer:
                 f"{missing} trained tokens have no log-probability of the engine; train without "
                 "--use-rollout-logprobs, or give these tokens loss mask 0 (`sample.append(..., trainable=False)`)."
             )
-        return [Step(part, *total) for part, total in zip(rows, totals, strict=True)]
+        made = [Step(part, *total) for part, total in zip(rows, totals, strict=True)]
+        return self._with_rollouts(made, batch, trained) if self._args.loss_aggregation == "rollout" else made
+
+    def _with_rollouts(self, steps: list[Step], batch: TrainBatch, trained: IntArray) -> list[Step]:
+        """The steps with the sizes of their rollouts, whose samples may lie on several ranks."""
+        mine: list[dict[str, int]] = [{} for _ in steps]
+        for counted, part in zip(mine, steps, strict=True):
+            for row in part.rows.tolist():
+                key = str(batch.rollout_index[row])
+                counted[key] = counted.get(key, 0) + int(trained[row])
+        everyone = self._ranks.gather({"rollouts": mine})
+        made = []
+        for number, part in enumerate(steps):
+            sizes = Counter[str]()
+            for message in everyone:
+                sizes.update(message["rollouts"][number])
+            tokens = [sizes[str(index)] for index in batch.rollout_index.tolist()]
+            made.append(
+                replace(part, num_rollouts=len(sizes), rollout_tokens=torch.tensor(tokens, device=self._device))
+            )
+        return made
 
     def _set_advantages(self, batch: TensorBatch, shard: Shard) -> None:
         """Ask the estimator, unless the round has neither a reward nor a teacher (demonstrations)."""
@@ -216,7 +243,8 @@ class TorchTrainer:
             for what, value in {"a loss": losses, **metrics}.items():
                 _check_per_token(self._loss, what, value, some.num_response_tokens)
             terms, measured = loss_terms(self._args, some, losses.float(), logprobs, entropy)
-            weights = token_weights(some.loss_mask, some.response_lengths, kind, total)
+            siblings = None if part.rollout_tokens is None else part.rollout_tokens[torch.from_numpy(rows)]
+            weights = token_weights(some.loss_mask, some.response_lengths, kind, total, rollout_tokens=siblings)
             # a loss may be NaN or infinite where it is not trained
             sums = {name: (torch.where(some.loss_mask, term, 0.0) * weights).sum() for name, term in terms.items()}
             loss = torch.stack(list(sums.values())).sum()
