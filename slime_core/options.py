@@ -733,9 +733,10 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("objective", "what holds for every --advantage-estimator and --policy-loss")
     g.add_argument(
         "--loss-aggregation",
-        choices=["token", "sequence", "constant"],
+        choices=["token", "sequence", "rollout", "constant"],
         default="token",
-        help="mean over all tokens, over sequences of their token means, or the sum a sequence over a constant",
+        help="mean over all tokens, over sequences of their token means, over rollouts likewise (the samples of a "
+        "fan-out are one), or the sum a sequence over a constant",
     )
     g.add_argument(
         "--loss-constant",
@@ -784,6 +785,17 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--teacher-model", metavar="DIR", help="a model with the same tokenizer, for --advantage-estimator opd"
+    )
+    g.add_argument(
+        "--critic", action="store_true", help="train a critic beside the policy, for --advantage-estimator ppo"
+    )
+    g.add_argument("--critic-model", metavar="DIR", help="what the critic starts from (default: --model)")
+    g.add_argument("--critic-lr", type=non_negative, default=1e-5, metavar="X", help="learning rate of the critic")
+    g.add_argument(
+        "--critic-only-rounds", type=non_negative_int, default=0, metavar="N", help="first rounds without the policy"
+    )
+    g.add_argument(
+        "--value-clip", type=positive, default=0.2, metavar="X", help="how far a value may move in a round's loss"
     )
     g.add_argument(
         "--use-rollout-logprobs", action="store_true", help="the engine's log-probabilities are the old policy's"
@@ -1091,7 +1103,7 @@ def _resolve_run(args: argparse.Namespace) -> None:
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Make paths good in processes with another working directory."""
-    for name in ("model", "ref_model", "teacher_model", "runs_dir", "weights_dir"):
+    for name in ("model", "ref_model", "teacher_model", "critic_model", "runs_dir", "weights_dir"):
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
     args.prompt_data = [file.resolved() for file in args.prompt_data]
@@ -1228,7 +1240,11 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
             "the loss with --mask-offpolicy-in-partial-rollout."
         )
-    for flag, directory in {"--ref-model": args.ref_model, "--teacher-model": args.teacher_model}.items():
+    for flag, directory in {
+        "--ref-model": args.ref_model,
+        "--teacher-model": args.teacher_model,
+        "--critic-model": args.critic_model,
+    }.items():
         if directory is not None and not (Path(directory) / "config.json").is_file():
             raise OptionError(f"{flag} {directory} is not a model directory: it has no config.json.")
     if args.ref_update_interval is not None and not needs_reference(args):

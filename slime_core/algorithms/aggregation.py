@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-AGGREGATIONS = ("token", "sequence", "constant")
+AGGREGATIONS = ("token", "sequence", "rollout", "constant")
 """The kinds that `token_weights` knows."""
 
 
@@ -44,11 +44,20 @@ def masked_sequence_mean(values: torch.Tensor, mask: torch.Tensor, lengths: torc
     return totals / segment_sum(mask.to(values.dtype), lengths).clamp(min=1)
 
 
-def token_weights(mask: torch.Tensor, lengths: torch.Tensor, kind: str, total: float) -> torch.Tensor:
+def token_weights(
+    mask: torch.Tensor,
+    lengths: torch.Tensor,
+    kind: str,
+    total: float,
+    *,
+    rollout_tokens: torch.Tensor | None = None,
+) -> torch.Tensor:
     """What each token weighs in the loss, so that loss = sum(weights * values), however the batch is split.
 
     - token: 1 / total, with total the trained tokens of the whole step.
     - sequence: 1 / (trained tokens of its sample * total), with total the samples of the whole step that have any.
+    - rollout: 1 / (trained tokens of its rollout * total), with total the rollouts of the whole step that have any; the
+      samples of one fan-out are a rollout and weigh together what one sample does.
     - constant: 1 / total, with total the samples of the whole step times a constant; no length biases it (Liu et al.,
       "Understanding R1-Zero-Like Training", arXiv 2503.20783, section 3.2).
 
@@ -57,16 +66,22 @@ def token_weights(mask: torch.Tensor, lengths: torch.Tensor, kind: str, total: f
         lengths: [S] integers, response tokens of each sample of this part.
         kind: one of `AGGREGATIONS`.
         total: the denominator, counted over all parts.
+        rollout_tokens: [S] trained tokens of each sample's rollout, counted over all parts; for "rollout".
 
     Returns:
         float32 [R], 0 where the mask is 0.
 
     Raises:
-        ValueError: on an unknown kind.
+        ValueError: on an unknown kind, or "rollout" without `rollout_tokens`.
     """
     set_tokens = mask.to(torch.float32)
     if kind in ("token", "constant"):
         return set_tokens / total
+    if kind == "rollout" and rollout_tokens is not None:
+        of_rollout = rollout_tokens.to(torch.float32).clamp(min=1)
+        return set_tokens / (torch.repeat_interleave(of_rollout, lengths, output_size=len(mask)) * total)
+    if kind == "rollout":
+        raise ValueError("aggregation by rollout needs rollout_tokens")
     if kind != "sequence":
         raise ValueError(f"unknown aggregation '{kind}'; use one of {', '.join(AGGREGATIONS)}")
     trained = segment_sum(set_tokens, lengths).clamp(min=1)

@@ -24,6 +24,7 @@ async def check_advantages(bound: Bound, args: Options) -> str:
     tokens = batch.num_response_tokens
     generator = torch.Generator().manual_seed(0)
     batch.old_logprobs, batch.teacher_logprobs = -torch.rand(2, tokens, generator=generator)
+    batch.values = torch.rand(tokens, generator=generator)
     batch.kl_penalty = torch.rand(tokens, generator=generator) / 10
     made = bound(
         args=args,

@@ -12,6 +12,9 @@ import torch
 from slime_core.errors import SlimeError
 from slime_core.types import IntArray, TrainBatch, spans
 
+COMPUTED = ("kl_penalty", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "advantages", "returns")
+"""Per-token fields of a TensorBatch that the trainer sets, where it does."""
+
 
 def alone(part: torch.Tensor) -> torch.Tensor:
     """The sum over ranks where there is one."""
@@ -59,6 +62,8 @@ class TensorBatch:
     """[R] float32, of the reference; None where no option asks for one."""
     teacher_logprobs: torch.Tensor | None = None
     """[R] float32, of `--teacher-model` or a converter's extra key of this name, NaN where unknown; None without."""
+    values: torch.Tensor | None = None
+    """[R] float32, of the critic before the round's first update; None without `--critic`."""
     advantages: torch.Tensor | None = None
     """[R] float32; None where the round has neither rewards nor a teacher."""
     returns: torch.Tensor | None = None
@@ -149,7 +154,7 @@ class TensorBatch:
         picked = TensorBatch.of(self.host.select(rows), self.device)
         at = spans(self.host.response_lengths, np.asarray(rows, np.int64))
         response_rows = torch.from_numpy(at).to(self.device)
-        for name in ("kl_penalty", "old_logprobs", "ref_logprobs", "teacher_logprobs", "advantages", "returns"):
+        for name in COMPUTED:
             value = getattr(self, name)
             setattr(picked, name, value if value is None else value[response_rows])
         return picked

@@ -26,6 +26,11 @@ def naive_loss(samples, kind):
     sums = [(sum(v for v, m in s if m), sum(m for _, m in s)) for s in samples]
     if kind == "token":
         return sum(total for total, _ in sums) / max(1, sum(n for _, n in sums))
+    if kind == "rollout":
+        pairs = [sums[i : i + 2] for i in range(0, len(sums), 2)]
+        totals = [(sum(t for t, _ in pair), sum(n for _, n in pair)) for pair in pairs]
+        means = [total / n for total, n in totals if n]
+        return sum(means) / max(1, len(means))
     if kind == "constant":
         return sum(total for total, _ in sums) / (len(sums) * CONSTANT)
     means = [total / n for total, n in sums if n]
@@ -46,15 +51,23 @@ def test_weights_give_the_same_loss_however_the_batch_is_split(samples, kind, da
     counts = {
         "token": sum(m for s in samples for _, m in s),
         "sequence": sum(any(m for _, m in s) for s in samples),
+        "rollout": sum(any(m for s in samples[i : i + 2] for _, m in s) for i in range(0, len(samples), 2)),
         "constant": len(samples) * CONSTANT,
     }
+    # two samples a rollout
+    siblings = [samples[i // 2 * 2 : i // 2 * 2 + 2] for i in range(len(samples))]
+    sizes = torch.tensor([sum(m for s in pair for _, m in s) for pair in siblings])
     total = counts[kind]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(samples)), max_size=3)))
     loss = 0.0
     for start, end in zip([0, *cuts], [*cuts, len(samples)], strict=True):
         if samples[start:end]:
             values, mask, lengths = flatten(samples[start:end])
-            loss += (token_weights(mask, lengths, kind, max(1, total)).double() * values).sum().item()
+            loss += (
+                (token_weights(mask, lengths, kind, max(1, total), rollout_tokens=sizes[start:end]).double() * values)
+                .sum()
+                .item()
+            )
     assert math.isclose(loss, naive_loss(samples, kind), abs_tol=1e-5)
 
 
@@ -70,5 +83,5 @@ def test_segment_sum_of_an_empty_sample_is_zero():
 
 
 def test_unknown_aggregation_is_refused():
-    with pytest.raises(ValueError, match="token, sequence, constant"):
+    with pytest.raises(ValueError, match="token, sequence, rollout, constant"):
         token_weights(torch.ones(1), torch.tensor([1]), "rows", 1)

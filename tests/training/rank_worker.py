@@ -30,6 +30,8 @@ def main() -> None:
     try:
         for step, shares in enumerate(job["shares"]):
             made = random_samples(job["num_samples"], seed=step)
+            for sample in made:
+                sample.rollout_index //= job.get("fan_out", 1)
             parts = shares[rank]
             mine = [made[row] for part in parts for row in part]
             ends = [sum(map(len, parts[: k + 1])) for k in range(len(parts))]

@@ -92,6 +92,21 @@ def test_a_constant_divides_the_sum_of_every_sequence(flags, make_trainer, sampl
     assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+def test_the_samples_of_a_fan_out_weigh_as_one(make_trainer, samples, shard_of, model_dir):
+    made = samples(8)
+    for sample in made:
+        sample.rollout_index = max(4, sample.index)  # five siblings and three of their own
+    advantages = rewards_above_mean(made)
+    sizes = [sum(int(s.loss_mask.sum()) for s in made if s.rollout_index == one.rollout_index) for one in made]
+    loss, norm = naive_gradient_norm(
+        model_dir, made, lambda n, t, lp, h: -advantages[n] * torch.exp(lp - lp.detach()) / sizes[n], "constant", 0.5
+    )
+    got = trained_round(make_trainer, shard_of, made, "--loss-aggregation", "rollout", "--max-tokens-per-gpu", "30")
+    # the naive sum is divided by 8 samples times 0.5, which is the number of rollouts
+    assert got["train/loss"] == pytest.approx(loss, rel=1e-4)
+    assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
 def test_entropy_and_kl_terms_are_the_naive_ones(make_trainer, samples, shard_of, model_dir, other_model):
     made = samples(8)
     advantages = rewards_above_mean(made)
@@ -332,5 +347,6 @@ def test_every_metric_of_training_is_documented(make_trainer, near_samples, shar
     everything = ["--advantage-estimator", "opd", "--teacher-model", str(other_model), "--ppo-clip-dual", "3"]
     everything += ["--kl-coef", "0.1", "--kl-loss-coef", "0.1", "--entropy-coef", "0.1", "--mask-offpolicy-delta", "1"]
     got = make_trainer(*everything, "--importance-correction", "icepop").train(0, shard_of(near_samples(4)))
+    got |= make_trainer("--advantage-estimator", "ppo", "--critic").train(0, shard_of(near_samples(4)))
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert [name for name in got if name.startswith("train/") and f"`{name}`" not in page] == []

@@ -61,6 +61,19 @@ class Policy:
         zero = torch.zeros_like(logprobs)
         return torch.where(unpredictable, zero, logprobs), torch.where(unpredictable, zero, entropy)
 
+    def states(self, batch: TensorBatch) -> torch.Tensor:
+        """The last hidden state of the place that predicts each response token: [R, H].
+
+        A response that starts its sequence takes the state of its own first token.
+        """
+        lengths = batch.host.lengths
+        at, first = _predicting(lengths, batch.host.response_lengths)
+        place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
+        if self.packs:
+            return _hidden(self.model, packed_inputs(batch.tokens, lengths)).flatten(0, 1).index_select(0, place)
+        hidden = _hidden(self.model, padded_inputs(batch.tokens, lengths)).flatten(0, 1)
+        return hidden.index_select(0, _padded_places(lengths, self.device)[place])
+
     def prompt_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         """Log-probability, at temperature 1, of every token but the first: float32 [n - 1]."""
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)

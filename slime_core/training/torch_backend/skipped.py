@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from slime_core.training.batch import TensorBatch
+from slime_core.training.batch import COMPUTED, TensorBatch
 from slime_core.types import IntArray
 
 DIRECTORY = "skipped_steps"
@@ -15,8 +15,6 @@ DIRECTORY = "skipped_steps"
 
 MAX_KEPT = 4
 """Batches that a rank keeps; a run that fails at every step does not fill the disk."""
-
-PER_TOKEN = ("kl_penalty", "old_logprobs", "ref_logprobs", "teacher_logprobs", "advantages", "returns")
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ def keep_batch(batch: TensorBatch, rows: IntArray, run_dir: Path, name: str) -> 
     path = directory / f"{name}.pt"
     some = batch.select(rows)
     fields = ("tokens", "lengths", "response_lengths", "loss_mask", "rollout_logprobs", "rewards", "group_index")
-    kept = {field: getattr(some, field) for field in (*fields, "sample_index", *PER_TOKEN)}
+    kept = {field: getattr(some, field) for field in (*fields, "sample_index", *COMPUTED)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         suffix = name.rsplit("_", 1)[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from slime_core.plugins import load_plugins
 from slime_core.training.batch import TensorBatch, micro_batches, without_truncated
 from slime_core.training.objective import loss_terms
 from slime_core.training.torch_backend import checkpoint
+from slime_core.training.torch_backend.critic import Critic
 from slime_core.training.torch_backend.frozen import Frozen
 from slime_core.training.torch_backend.meters import Meters, round_metrics
 from slime_core.training.torch_backend.model import Policy, load_policy, named_weights
@@ -42,13 +44,19 @@ class Step:
     """Samples with a trained token, all ranks."""
     num_samples: int
     """All of them, all ranks."""
+    num_rollouts: int = 0
+    """Rollouts with a trained token, all ranks; counted under `--loss-aggregation rollout`."""
+    rollout_tokens: torch.Tensor | None = None
+    """[S] trained tokens, all ranks, of the rollout that each sample of this rank's batch belongs to; likewise."""
 
     def denominator(self, args: argparse.Namespace) -> float:
         """What the sum of the step's losses is divided by."""
         if args.loss_aggregation == "constant":
             constant = args.max_response_tokens if args.loss_constant is None else args.loss_constant
             return float(self.num_samples * constant)
-        return self.num_tokens if args.loss_aggregation == "token" else self.num_sequences
+        return {"token": self.num_tokens, "sequence": self.num_sequences, "rollout": self.num_rollouts}[
+            args.loss_aggregation
+        ]
 
 
 class TorchTrainer:
@@ -78,6 +86,7 @@ class TorchTrainer:
         self._ranks = Ranks.join(rank, world_size, address=master_address, port=master_port, device=self._device)
         on_cpu = self._device.type == "cpu"
         self._max_tokens = min(args.max_tokens_per_gpu, CPU_MICRO_BATCH) if on_cpu else args.max_tokens_per_gpu
+        self._critic = Critic(args, self._device, self._ranks, self._max_tokens) if args.critic else None
 
     # --- a round ------------------------------------------------------------------------------------------------------
     def train(self, step: int, shard: Shard) -> dict[str, float]:
@@ -92,6 +101,9 @@ class TorchTrainer:
             self._set_frozen_logprobs(batch, steps)
         with meters.clock("old_logprobs"):
             self._set_old_logprobs(batch, steps, meters)
+        if self._critic is not None:
+            with meters.clock("values"):
+                batch.values = self._critic.values(batch, np.concatenate([part.rows for part in steps]))
         with meters.clock("advantages"):
             self._set_advantages(batch, shard)
         compared = batch.old_logprobs is not None and not self._args.use_rollout_logprobs
@@ -100,6 +112,11 @@ class TorchTrainer:
         lr = self._optimizer.lr
         for number, part in enumerate(steps):
             lr = self._optimizer.lr
+            if self._critic is not None and batch.returns is not None:
+                with meters.clock("critic"):
+                    self._critic.train_step(batch, part.rows, meters)
+                if step < self._args.critic_only_rounds:
+                    continue
             with meters.clock("forward_backward"):
                 self._optimizer.zero_grad()
                 self._accumulate(batch, part, meters, compare=number == 0 and not compared)
@@ -137,7 +154,27 @@ class TorchTrainer:
                 f"{missing} trained tokens have no log-probability of the engine; train without "
                 "--use-rollout-logprobs, or give these tokens loss mask 0 (`sample.append(..., trainable=False)`)."
             )
-        return [Step(part, *total) for part, total in zip(rows, totals, strict=True)]
+        made = [Step(part, *total) for part, total in zip(rows, totals, strict=True)]
+        return self._with_rollouts(made, batch, trained) if self._args.loss_aggregation == "rollout" else made
+
+    def _with_rollouts(self, steps: list[Step], batch: TrainBatch, trained: IntArray) -> list[Step]:
+        """The steps with the sizes of their rollouts, whose samples may lie on several ranks."""
+        mine: list[dict[str, int]] = [{} for _ in steps]
+        for counted, part in zip(mine, steps, strict=True):
+            for row in part.rows.tolist():
+                key = str(batch.rollout_index[row])
+                counted[key] = counted.get(key, 0) + int(trained[row])
+        everyone = self._ranks.gather({"rollouts": mine})
+        made = []
+        for number, part in enumerate(steps):
+            sizes = Counter[str]()
+            for message in everyone:
+                sizes.update(message["rollouts"][number])
+            tokens = [sizes[str(index)] for index in batch.rollout_index.tolist()]
+            made.append(
+                replace(part, num_rollouts=len(sizes), rollout_tokens=torch.tensor(tokens, device=self._device))
+            )
+        return made
 
     def _set_advantages(self, batch: TensorBatch, shard: Shard) -> None:
         """Ask the estimator, unless the round has neither a reward nor a teacher (demonstrations)."""
@@ -206,7 +243,8 @@ class TorchTrainer:
             for what, value in {"a loss": losses, **metrics}.items():
                 _check_per_token(self._loss, what, value, some.num_response_tokens)
             terms, measured = loss_terms(self._args, some, losses.float(), logprobs, entropy)
-            weights = token_weights(some.loss_mask, some.response_lengths, kind, total)
+            siblings = None if part.rollout_tokens is None else part.rollout_tokens[torch.from_numpy(rows)]
+            weights = token_weights(some.loss_mask, some.response_lengths, kind, total, rollout_tokens=siblings)
             # a loss may be NaN or infinite where it is not trained
             sums = {name: (torch.where(some.loss_mask, term, 0.0) * weights).sum() for name, term in terms.items()}
             loss = torch.stack(list(sums.values())).sum()
@@ -258,6 +296,8 @@ class TorchTrainer:
                 checkpoint.save_model(self._policy.model, Path(self._args.model), directory)
                 checkpoint.save_state({"optimizer": self._optimizer.state_dict()}, directory, "state")
                 self._frozen.save(directory)
+                if self._critic is not None:
+                    self._critic.save(directory)
             checkpoint.save_state({"rng": torch.get_rng_state()}, directory, f"rank_{self._ranks.rank}")
         except OSError as error:
             raise CheckpointError(f"the checkpoint {directory} cannot be written: {error}") from error
@@ -266,6 +306,8 @@ class TorchTrainer:
         """Go on from a checkpoint; a rank it did not have keeps its fresh random state."""
         checkpoint.load_model(self._policy.model, directory)
         self._frozen.load(directory)
+        if self._critic is not None:
+            self._critic.load(directory, self._device)
         state = checkpoint.load_state(directory, "state", self._device)
         try:
             self._optimizer.load_state_dict(state["optimizer"])
