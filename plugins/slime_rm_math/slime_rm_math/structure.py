@@ -120,7 +120,7 @@ _COLON = re.compile(r":")
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{(\d{1,2}|[a-z]{3,8})\}|(\d{1,2}))")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _DATE = re.compile(r"([12]\d{3})([-/])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6([12]\d{3})")
-_COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]{1,8},?)+\d+(?:\.\d+)?(?:[a-z]{1,8})?")
+_COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]{1,8})+\d+(?:\.\d+)?(?:[a-z]{1,8})?")
 _ANGLE = re.compile(r"\\angle ?([A-Z]'?)([A-Z]'?)([A-Z]'?)")
 _ELSEWHERE = re.compile(r"\\frac\{(?:d|\\partial)\}\{(?:d|\\partial) ?[a-z]\}|\\zeta\(")
 """Derivatives and functions that only the full parser knows; they would read as products."""
