@@ -148,9 +148,16 @@ def read(text: str, depth: int = 0) -> Value:
             return value
     if based := _BASED.fullmatch(text):
         base = based[2] or based[3]
-        if base.isdigit() or base in _BASES:
-            return Based(based[1].lower(), base if base.isdigit() else str(2 + _BASES.index(base)))
+        if base in _BASES:
+            base = str(2 + _BASES.index(base))
+        if base.isdigit() and _are_digits(based[1], int(base)):
+            return Based(based[1].lower(), base)
     return _expression(text)
+
+
+def _are_digits(text: str, base: int) -> bool:
+    """Whether it is a number in the base; a letter alone is a name with an index, `a_{12}`."""
+    return (len(text) > 1 or text.isdigit()) and all(int(digit, 16) < base for digit in text)
 
 
 def _date(text: str) -> str | None:
