@@ -3,7 +3,8 @@ r"""Agreement and speed of the `math` reward beside math-verify, and what hostil
 Agreement, on sets of (answer, label, whether they are the same):
 
 - known: the pairs that slime-rm-math is tested with, ours to get right;
-- math_verify: math-verify's own test suite, read from its source package (`--math-verify-source`, or fetched with pip).
+- math_verify: math-verify's own test suite (Apache-2.0; none of it is in this repository), read from its source package
+  (`--math-verify-source`, or fetched with pip).
   Ours grades a case without a box as its text in a box, math-verify as it is. Cases that set an option are left out.
 
 Speed, on typical long responses: some thousand characters of working, then a box, every second one right, against the

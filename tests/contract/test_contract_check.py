@@ -115,7 +115,7 @@ def test_what_breaks_the_contract_is_found(plugin, source, message):
 
 def test_a_grader_that_hangs_is_failed_by_the_core_not_by_the_check(plugin):
     reference = plugin(
-        "@hookimpl\ndef reward(sample):\n    while sample.response == '9**9**9**9': pass\n    return 1.0"
+        "@hookimpl\ndef reward(sample):\n    while sample.response == '8**8**8**8': pass\n    return 1.0"
     )
     findings = check(reference, ["--reward-timeout-s", "1"])
     assert not any(finding.is_problem for finding in findings)

@@ -72,8 +72,8 @@ def same_items(left: Value, right: Value, same: Same) -> bool | None:
     first, second = _named_apart(left.items), _named_apart(right.items)
     if left.ordered or right.ordered:
         return len(first) == len(second) and _all(map(same, first, second))
-    if len(first) != len(second):
-        is_set = left.opening == right.opening == r"\{"
+    is_set = left.opening == right.opening == r"\{"
+    if is_set or len(first) != len(second):
         first, second = _distinct(first, is_set), _distinct(second, is_set)
     return len(first) == len(second) and _same_unordered(first, second, same)
 

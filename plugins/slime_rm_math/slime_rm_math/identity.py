@@ -102,6 +102,9 @@ def points(names: tuple[str, ...]) -> Iterator[Point]:
         chance = random.Random(number)
         yield {name: Fraction(int(chance.uniform(low, high) * 9973), 9973) for name in names}
     yield {name: Fraction(3 + 2 * position) for position, name in enumerate(names)}
+    # opposite signs: the root of x^2 y^2 is xy where both have the same
+    yield {name: Fraction((-1) ** position * (7 + 4 * position), 3) for position, name in enumerate(names)}
+    yield {name: Fraction((-1) ** (position + 1) * (5 + 6 * position), 7) for position, name in enumerate(names)}
 
 
 @lru_cache(maxsize=1024)

@@ -110,7 +110,8 @@ def _heads(names: tuple[str, str]) -> bool:
     if any(name == "y" and _FUNCTION.fullmatch(other) for name, other in (names, names[::-1])):
         return True
     heads = [name.partition("(") for name in names]
-    return bool(heads[0][0]) and heads[0][0] == heads[1][0] and all(head[1] for head in heads)
+    same_name = bool(heads[0][0]) and heads[0][0] == heads[1][0]
+    return same_name and all(argument.rstrip(")").isalpha() for _, _, argument in heads)
 
 
 def _explicit(equation: Relation) -> bool:

@@ -73,6 +73,7 @@ _TABLE = str.maketrans(_CHARACTERS)
 _STYLES = "text(?:bf|it|rm|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|boldsymbol|bm|operatorname"
 _TEXT = rf"\\(?:{_STYLES})\*?\s*\{{([^{{}}]*)\}}"
 _END = r"(?![a-zA-Z])"
+_DEGREES = r"(?<=\d)[\s{}\\,]*\^\\circ\s*(?:\\(?:text|mathrm)\s*\{\s*)?"
 
 _LATEX = [
     (re.compile(pattern), replacement)
@@ -131,7 +132,8 @@ _LATEX = [
         (rf"\\(?:varnothing|empty){_END}", r"\\emptyset"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ" + _END + r")|\\degrees?" + _END, r"^\\circ "),
         (r"(?<=\d)\s*(?:\\text\s*\{\s*degrees?\s*\}|degrees?\b)", r"^\\circ "),
-        (r"(?<=\d)[\s{}\\,]*\^\\circ\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CF])\}?\s*$", r"\\text{ degrees \1}"),
+        (_DEGREES + r"C\}?\s*$", r"\\text{ celsius}"),
+        (_DEGREES + r"F\}?\s*$", r"\\text{ fahrenheit}"),
         (r"\\%|(?<=[\d}])\s*(?:\\text\s*\{\s*(?:percent|per cent|pct)\.?\s*\}|(?:per ?cent(?:age)?|pct)\b\.?)", "%"),
         (r"(?<![a-zA-Z\\])(?:\+?infinity|oo)\b", r"\\infty"),
         (r"(\d)\s+(\d+)/(\d+)", r"\1\\frac{\2}{\3}"),

@@ -120,7 +120,7 @@ _COLON = re.compile(r":")
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{(\d{1,2}|[a-z]{3,8})\}|(\d{1,2}))")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _DATE = re.compile(r"([12]\d{3})([-/])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6([12]\d{3})")
-_COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]{1,8},?)+\d+(?:\.\d+)?(?:[a-z]{1,8})?")
+_COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]{1,8})+\d+(?:\.\d+)?(?:[a-z]{1,8})?")
 _ANGLE = re.compile(r"\\angle ?([A-Z]'?)([A-Z]'?)([A-Z]'?)")
 _ELSEWHERE = re.compile(r"\\frac\{(?:d|\\partial)\}\{(?:d|\\partial) ?[a-z]\}|\\zeta\(")
 """Derivatives and functions that only the full parser knows; they would read as products."""
@@ -148,9 +148,16 @@ def read(text: str, depth: int = 0) -> Value:
             return value
     if based := _BASED.fullmatch(text):
         base = based[2] or based[3]
-        if base.isdigit() or base in _BASES:
-            return Based(based[1].lower(), base if base.isdigit() else str(2 + _BASES.index(base)))
+        if base in _BASES:
+            base = str(2 + _BASES.index(base))
+        if base.isdigit() and _are_digits(based[1], int(base)):
+            return Based(based[1].lower(), base)
     return _expression(text)
+
+
+def _are_digits(text: str, base: int) -> bool:
+    """Whether it is a number in the base; a letter alone is a name with an index, `a_{12}`."""
+    return (len(text) > 1 or text.isdigit()) and all(int(digit, 16) < base for digit in text)
 
 
 def _date(text: str) -> str | None:

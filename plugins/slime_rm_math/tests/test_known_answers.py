@@ -1,4 +1,7 @@
-"""Pairs whose verdict is known, a line each: how answers are written, and what must never be taken for equal."""
+"""Pairs whose verdict is known, a line each: how answers are written, and what must never be taken for equal.
+
+They were written for this package and are under its licence.
+"""
 
 import json
 from pathlib import Path
