@@ -10,10 +10,10 @@ from slime_core.engine_work import EngineWork
 from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import load_plugins
 from slime_core.schedule import Schedule, with_num_rollout
-from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
+from slime_core.tracking.checkpoints import new_checkpoint, resume
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
-from slime_core.tracking.report import create_run_dir, draw_chart, truncate_metrics
+from slime_core.tracking.report import create_run_dir, draw_chart
 
 
 def train(args: Options) -> Path:
@@ -51,9 +51,9 @@ class Run:
     def loop(self) -> None:
         """Every round from the first, or from where the checkpoint ended, to the last."""
         args, schedule = self._args, self._schedule
-        first = self._resume() if args.resume is not None else 0
+        first = resume(self._run_dir, self._cluster.load) if args.resume is not None else 0
         self._engines.send_weights(first)
-        if args.resume is None and args.eval_data:
+        if first == 0 and args.eval_data:
             self._engines.evaluate(first)
         for step in range(first, args.num_rollout):
             # the weights a run resumes from were evaluated before they were saved
@@ -81,12 +81,6 @@ class Run:
         if not schedule.ahead:
             metrics |= engines.send_weights(step + 1)
         self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=metrics.get("train/num_tokens", 0)))
-
-    def _resume(self) -> int:
-        checkpoint, step = latest_checkpoint(self._run_dir)
-        self._cluster.load(checkpoint)
-        truncate_metrics(self._run_dir, step)
-        return step
 
     def _save(self, step: int) -> None:
         self._engines.settle()
