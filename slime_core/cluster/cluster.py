@@ -68,6 +68,10 @@ class Cluster:
         """Begin to evaluate under the current weights, those after `step` rounds; `wait` gives the metrics."""
         return self._manager.evaluate.remote(step)
 
+    def start_freeing(self) -> Any:
+        """Begin to wait for the end of the requests that a round did not need; `wait` returns then."""
+        return self._manager.engines_free.remote()
+
     def wait(self, started: Any, on_progress: OnProgress) -> Any:
         """The result of what was started; `on_progress` is called a few times a second."""
         return self._watch(started, on_progress)
@@ -86,7 +90,6 @@ class Cluster:
         """Give every engine the trainer's weights as `version`, verified."""
         if not self._trainers:
             return {}
-        self._get(self._manager.engines_free.remote())
         metrics: dict[str, float] = self._get(self._trainers[0].send_weights.remote(version))
         return metrics
 
