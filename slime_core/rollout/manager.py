@@ -127,18 +127,10 @@ class RolloutManager:
         self.source.adopt([group for group in groups if group[0].group_index < 0])
         groups = without_failed(self._args, groups, stages.tally)
         collected = time.monotonic()
-        batch = await convert(self._args, self._convert, groups)
-        shards = await asyncio.to_thread(split, batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
-        if self._args.save_samples:
-            await asyncio.to_thread(self._save_samples, step, groups)
+        shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages.tally, trained_version)
         self._collected = step, groups
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
-        converted = time.monotonic()
-        tally = stages.tally
-        metrics = await asyncio.to_thread(
-            rollout_metrics, groups, dropped=tally.dropped, failed=tally.failed, weight_version=trained_version
-        )
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
             "data/trained": float(self.num_trained),
@@ -148,7 +140,7 @@ class RolloutManager:
             "data/too_long": float(self.source.num_too_long),
             "perf/collect_s": collected - started,
             "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
-            "perf/convert_s": converted - collected,
+            "perf/convert_s": time.monotonic() - collected,
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
         return Round(shards, metrics)
@@ -217,6 +209,16 @@ class RolloutManager:
         self._rewards.close()
         self._plugins.close()
         await self.engine.close()
+
+    def _packed(
+        self, step: int, groups: list[Group], tally: Tally, version: int
+    ) -> tuple[list[Shard], dict[str, float]]:
+        """The round as the trainers get it, and its metrics; in one go on a thread, as large rounds take a while."""
+        batch = convert(self._args, self._convert, groups)
+        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
+        if self._args.save_samples:
+            self._save_samples(step, groups)
+        return shards, rollout_metrics(groups, dropped=tally.dropped, failed=tally.failed, weight_version=version)
 
     def _save_samples(self, step: int, groups: list[Group]) -> None:
         directory = run_dir(self._args) / SAMPLES_DIR
