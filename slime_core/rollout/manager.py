@@ -101,6 +101,8 @@ class RolloutManager:
         self.num_trained = 0
         self.num_dropped = 0
         self._collected: tuple[int, list[Group]] = (-1, [])
+        self._collecting = False
+        self._evaluation: Tally | None = None
 
     async def rollout(self, step: int, version: int | None = None) -> Round:
         """Collect the round of `step` and split it for the trainer ranks.
@@ -113,6 +115,7 @@ class RolloutManager:
         # without trainers no weights are ever sent
         version = trained_version if version is None or not self._num_ranks else version
         await self.source.begin_round(trained_version, version)
+        self._collecting = True
         stages = self._stages = self._stages.anew()
         with blamed(self._rollout):
             groups = await self._rollout(
@@ -128,7 +131,7 @@ class RolloutManager:
         groups = without_failed(self._args, groups, stages.tally)
         collected = time.monotonic()
         shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages.tally, trained_version)
-        self._collected = step, groups
+        self._collected, self._collecting = (step, groups), False
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
         metrics |= {
@@ -150,12 +153,15 @@ class RolloutManager:
         started = time.monotonic()
         metrics: dict[str, float] = {}
         for dataset in self._eval_datasets:
-            metrics |= await evaluate(self._args, dataset, self._eval_rollout, self._stages, step)
+            stages = self._stages.anew()
+            self._evaluation = stages.tally
+            metrics |= await evaluate(self._args, dataset, self._eval_rollout, stages, step)
+        self._evaluation = None
         return metrics | {"perf/eval_s": time.monotonic() - started}
 
     def progress(self) -> Tally:
-        """The counts of the round under way."""
-        return self._stages.tally
+        """The counts of the round under way, or of the evaluation where that is all that goes on."""
+        return self._evaluation if self._evaluation is not None and not self._collecting else self._stages.tally
 
     async def engines_free(self) -> None:
         """Return when the requests that the last round did not need are gone, so that no new weights meet them."""
