@@ -301,7 +301,7 @@ def sorted_batch(groups: list[Group]) -> Any:
 
     plugins = Plugins()
     plugins.load("samples")
-    return asyncio.run(convert(Options(), plugins.bind("convert_train_data", "samples"), groups))
+    return convert(Options(), plugins.bind("convert_train_data", "samples"), groups)
 
 
 def make_sample(index: int, group_index: int, length: int) -> Sample:

@@ -65,15 +65,16 @@ class EngineWork:
         self.end_evaluation()
         if version == self._version:
             return {}
-        self.end_round()
+        self.settle()
         with self._progress.phase("weights"):
             self._version = version
             return self._cluster.send_weights(version)
 
     def settle(self) -> None:
-        """Return when nothing is under way."""
+        """Return when nothing is under way, aborted requests included."""
         self.end_evaluation()
         self.end_round()
+        self._cluster.wait(self._cluster.start_freeing(), self._show)
 
     def _show(self, tally: Tally, warnings: list[str]) -> None:
         """Called a few times a second while the rollout manager works."""

@@ -139,6 +139,7 @@ async def rollout(
     Called once a round (`--rollout`) and once an evaluation data set (`--eval-rollout`, with `evaluation` True), on the
     event loop of the rollout manager. `source.get_groups(n)` draws and `source.add_groups` puts back, in an evaluation
     `source.groups` holds every group; `await stages.run_group(group)` generates and scores one as the flags say.
+    Returned groups that were not drawn are numbered and counted as drawn; failed samples leave their groups.
     """
 
 

@@ -1055,7 +1055,7 @@ def _with_resumed_options(argv: Sequence[str]) -> list[str]:
         return list(argv)
     saved = _resumed_directory(first) / OPTIONS_FILE
     if not saved.is_file():
-        raise OptionError(f"--resume: {saved} is missing; give the run's flags again with --config or by hand.")
+        raise OptionError(f"--resume: {saved} is missing; give the run's flags again in a file, by --config.")
     return ["--config", str(saved), *argv]
 
 
@@ -1068,7 +1068,9 @@ def write_options(args: argparse.Namespace, path: Path) -> None:
         if name in _NOT_WRITTEN or value is None or value == []:
             continue
         lines.append(f"{name.replace('_', '-')} = {_toml_value(value)}")
-    path.write_text("\n".join(lines) + "\n")
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text("\n".join(lines) + "\n")
+    unfinished.replace(path)  # a run that is killed meanwhile can still be resumed
 
 
 OPTIONS_FILE = "options.toml"

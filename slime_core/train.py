@@ -12,10 +12,10 @@ from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import load_plugins
 from slime_core.schedule import Schedule, with_num_rollout
 from slime_core.tracking.alarms import Alarms
-from slime_core.tracking.checkpoints import latest_checkpoint, new_checkpoint
+from slime_core.tracking.checkpoints import new_checkpoint, resume
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
-from slime_core.tracking.report import create_run_dir, draw_chart, truncate_metrics
+from slime_core.tracking.report import create_run_dir, draw_chart
 
 
 def train(args: Options) -> Path:
@@ -53,9 +53,9 @@ class Run:
     def loop(self) -> None:
         """Every round from the first, or from where the checkpoint ended, to the last."""
         args, schedule = self._args, self._schedule
-        first = self._resume() if args.resume is not None else 0
+        first = resume(self._run_dir, self._cluster.load) if args.resume is not None else 0
         self._engines.send_weights(first)
-        if args.resume is None and args.eval_data:
+        if first == 0 and args.eval_data:
             self._engines.evaluate(first)
         self._num_trained = first
         try:
@@ -93,12 +93,6 @@ class Run:
         metrics |= self._cluster.engine_metrics()
         self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=metrics.get("train/num_tokens", 0)))
         self._alarms.check(step, metrics)
-
-    def _resume(self) -> int:
-        checkpoint, step = latest_checkpoint(self._run_dir)
-        self._cluster.load(checkpoint)
-        truncate_metrics(self._run_dir, step)
-        return step
 
     def _save(self, step: int) -> None:
         self._engines.settle()

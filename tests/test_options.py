@@ -207,6 +207,16 @@ def test_every_option_survives_the_options_file(model_dir, tmp_path, monkeypatch
     assert vars(again) == vars(args) | {"config": str(tmp_path / "run.toml")}
 
 
+def test_the_options_file_is_replaced_whole(model_dir, tmp_path):
+    """A run that is killed while it resumes leaves the file as it was, or the new one."""
+    path, before = tmp_path / "options.toml", tmp_path / "before.toml"
+    write_options(parse_args(model_dir, "--seed", "1"), path)
+    before.hardlink_to(path)
+    write_options(parse_args(model_dir, "--seed", "2"), path)
+    assert "seed = 1\n" in before.read_text() and "seed = 2\n" in path.read_text()
+    assert sorted(p.name for p in tmp_path.glob("*options*")) == ["options.toml"]
+
+
 def test_one_data_file_needs_no_list_in_toml(model_dir, tmp_path):
     (tmp_path / "a b.jsonl").write_text("{}")
     (tmp_path / "run.toml").write_text(f'prompt-data = "{tmp_path}/a b.jsonl@[:3]"')

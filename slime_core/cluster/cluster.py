@@ -75,6 +75,10 @@ class Cluster:
         """Begin to evaluate under the current weights, those after `step` rounds; `wait` gives the metrics."""
         return self._manager.evaluate.remote(step)
 
+    def start_freeing(self) -> Any:
+        """Begin to wait for the end of the requests that a round did not need; `wait` returns then."""
+        return self._manager.engines_free.remote()
+
     def wait(self, started: Any, on_progress: OnProgress) -> Any:
         """The result of what was started; `on_progress` is called a few times a second."""
         return self._watch(started, on_progress)
@@ -102,7 +106,6 @@ class Cluster:
         """
         if not self._trainers or self._fleet is None or not self._fleet.engines:
             return {}
-        self._get(self._manager.engines_free.remote())
         while self._fleet.joining:
             self._poll_fleet()
             time.sleep(POLL_S)

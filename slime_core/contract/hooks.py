@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -127,7 +128,7 @@ async def _buffer_filter(bound: Bound, args: Options) -> str:
 
 
 async def _convert(bound: Bound, args: Options) -> str:
-    batch = await convert(args, bound, groups())
+    batch = await asyncio.to_thread(convert, args, bound, groups())
     for kind in (batch.per_sample, batch.per_token):
         if objects := [key for key, value in kind.items() if value.dtype == object]:
             raise Broken(f"its extra key '{objects[0]}' holds Python objects; use an array of numbers")

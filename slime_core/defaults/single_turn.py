@@ -8,7 +8,7 @@ from slime_core import DataError, Sample, Status, hookimpl
 @hookimpl
 async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
     """The sample with one generation; a resumed one goes on from the tokens it has."""
-    if not len(sample.tokens):
+    if not sample.prompt and not len(sample.tokens):
         raise DataError(
             "a sample has no prompt for --generate single_turn: name prompts with --prompt-data, or a generator that "
             "brings its own with --generate."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from typing import Any
 
@@ -14,16 +13,12 @@ from slime_core.options import Options
 from slime_core.types import Group, Sample, Shard, TrainBatch
 
 
-async def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
-    """The plugin's TrainBatch, checked, its samples sorted by group and index.
+def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
+    """The plugin's TrainBatch, checked, its samples sorted by group and index; for a worker thread.
 
     Raises:
         PluginError: when the plugin returns anything else, or arrays that do not fit together.
     """
-    return await asyncio.to_thread(_convert, args, bound, groups)
-
-
-def _convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
     # in order from the start, so that the arrays need not be copied once more
     groups = sorted((sorted(group, key=_index) for group in groups), key=lambda group: group[0].group_index)
     with blamed(bound):

@@ -63,12 +63,15 @@ def eval_sampling_params(args: Options, entry: EvalData) -> dict[str, Any]:
 
 
 async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: Stages, step: int) -> dict[str, float]:
-    """Metrics `eval/<name>/...` of one data set; prompts too long for the context are counted and left out."""
+    """Metrics `eval/<name>/...` of one data set; prompts too long for the context are counted and left out.
+
+    `stages` are the run's, anew for this data set.
+    """
     entry = dataset.entry
     groups = await asyncio.to_thread(_groups, args, dataset, stages.engine)
     spare_indices = itertools.count(sum(map(len, groups)))
     stages = replace(
-        stages.anew(),
+        stages,
         evaluation=True,
         params=eval_sampling_params(args, entry),
         take_index=lambda: next(spare_indices),

@@ -104,6 +104,8 @@ class RolloutManager:
         self._tasks: set[asyncio.Task[Any]] = set()
         """Rounds and evaluations under way."""
         self._collected: tuple[int, list[Group]] = (-1, [])
+        self._collecting = False
+        self._evaluation: Tally | None = None
 
     async def rollout(self, step: int, version: int | None = None) -> Round:
         """Collect the round of `step` and split it for the trainer ranks.
@@ -116,28 +118,20 @@ class RolloutManager:
         # without trainers no weights are ever sent
         version = trained_version if version is None or not self._num_ranks else version
         await self.source.begin_round(trained_version, version)
+        self._collecting = True
         stages = self._stages = self._stages.anew()
         with self._under_way():
             groups = await self._collect(step, stages)
             collected = time.monotonic()
             try:
-                batch = await convert(self._args, self._convert, groups)
-                num_shards = max(1, self._num_ranks)
-                shards = await asyncio.to_thread(split, batch, num_shards, self._args.num_steps_per_rollout)
-                if self._args.save_samples:
-                    await asyncio.to_thread(self._save_samples, step, groups)
+                shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages.tally, trained_version)
             except asyncio.CancelledError:
                 self.num_dropped += stages.tally.dropped.total()
                 self.source.add_groups(groups)
                 raise
-        self._collected = step, groups
+        self._collected, self._collecting = (step, groups), False
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
-        converted = time.monotonic()
-        tally = stages.tally
-        metrics = await asyncio.to_thread(
-            rollout_metrics, groups, dropped=tally.dropped, failed=tally.failed, weight_version=trained_version
-        )
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
             "data/trained": float(self.num_trained),
@@ -148,7 +142,7 @@ class RolloutManager:
             "engines/retries": float(self.engine.take_num_retries()),
             "perf/collect_s": collected - started,
             "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
-            "perf/convert_s": converted - collected,
+            "perf/convert_s": time.monotonic() - collected,
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
         return Round(shards, metrics)
@@ -159,7 +153,10 @@ class RolloutManager:
         metrics: dict[str, float] = {}
         with self._under_way():
             for dataset in self._eval_datasets:
-                metrics |= await evaluate(self._args, dataset, self._eval_rollout, self._stages, step)
+                stages = self._stages.anew()
+                self._evaluation = stages.tally
+                metrics |= await evaluate(self._args, dataset, self._eval_rollout, stages, step)
+        self._evaluation = None
         return metrics | {"perf/eval_s": time.monotonic() - started}
 
     async def abandon(self) -> None:
@@ -170,8 +167,8 @@ class RolloutManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def progress(self) -> Tally:
-        """The counts of the round under way."""
-        return self._stages.tally
+        """The counts of the round under way, or of the evaluation where that is all that goes on."""
+        return self._evaluation if self._evaluation is not None and not self._collecting else self._stages.tally
 
     async def engines_free(self) -> None:
         """Return when the requests that the last round did not need are gone, so that no new weights meet them."""
@@ -256,6 +253,16 @@ class RolloutManager:
             yield
         finally:
             self._tasks.discard(task)
+
+    def _packed(
+        self, step: int, groups: list[Group], tally: Tally, version: int
+    ) -> tuple[list[Shard], dict[str, float]]:
+        """The round as the trainers get it, and its metrics; in one go on a thread, as large rounds take a while."""
+        batch = convert(self._args, self._convert, groups)
+        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
+        if self._args.save_samples:
+            self._save_samples(step, groups)
+        return shards, rollout_metrics(groups, dropped=tally.dropped, failed=tally.failed, weight_version=version)
 
     def _save_samples(self, step: int, groups: list[Group]) -> None:
         directory = run_dir(self._args) / SAMPLES_DIR

@@ -134,11 +134,11 @@ class Rewards:
     async def _grade_here(self, grader: Grader, subject: dict[str, Any]) -> Any:
         timeout_s = self._args.reward_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 return await grader.bound(args=self._args, engine=self._engine, **subject)
-        except TimeoutError:
-            raise RewardFailure(f"took longer than {timeout_s:g} s and was cancelled") from None
         except Exception as error:
+            if limit.expired():
+                raise RewardFailure(f"took longer than {timeout_s:g} s and was cancelled") from None
             raise RewardFailure(f"{type(error).__name__}: {error}") from error
 
 

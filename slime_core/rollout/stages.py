@@ -80,6 +80,7 @@ class Stages:
             await self.underway.grade(self.rewards.score_sample(finished[0], self.tally))
         elif finished:
             await self.underway.grade(self._score_all(finished))
+        self.tally.num_graded += len(finished)
         return made
 
     async def _score_all(self, samples: list[Sample]) -> None:
@@ -120,9 +121,9 @@ class Stages:
         self._stop_when_rewards_fail()
 
     def _stop_when_rewards_fail(self) -> None:
-        """More failures than a full round may have: the grader is broken, and refilling would go on for ever."""
+        """Judged once a full round could not hold so many failures: before, a few may be bad luck."""
         limit = self.args.max_reward_failure_rate
-        allowed = limit * self.args.rollout_batch_size * self.args.n_samples_per_prompt
+        allowed = limit * max(self.args.rollout_batch_size * self.args.n_samples_per_prompt, self.tally.num_graded)
         num_failed = sum(self.tally.failed.values())
         if not self.evaluation and num_failed > allowed:
             raise RolloutError(

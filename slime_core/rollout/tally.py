@@ -15,7 +15,9 @@ class Tally:
     num_kept: int = 0
     """Groups collected so far."""
     num_samples: int = 0
-    """Samples that finished."""
+    """Samples of groups that finished."""
+    num_graded: int = 0
+    """Samples that were graded, or failed."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> groups dropped for good."""
     failed: Counter[str] = field(default_factory=Counter)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from slime_core.errors import CheckpointError
+from slime_core.tracking.report import truncate_metrics
 
 PREFIX = "step_"
 
@@ -51,3 +52,17 @@ def latest_checkpoint(run_dir: Path) -> tuple[Path, int]:
     if not found:
         raise CheckpointError(f"{run_dir} has no checkpoint to resume from; start without --resume.")
     return found[-1], int(found[-1].name.removeprefix(PREFIX))
+
+
+def resume(run_dir: Path, load: Callable[[Path], None]) -> int:
+    """Load the newest checkpoint, and cut the metrics that lie behind it; returns the rounds trained in it.
+
+    A run that was killed before its first checkpoint has trained none: it starts over.
+    """
+    if not checkpoints(run_dir):
+        truncate_metrics(run_dir, -1)
+        return 0
+    directory, step = latest_checkpoint(run_dir)
+    load(directory)
+    truncate_metrics(run_dir, step)
+    return step

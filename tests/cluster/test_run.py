@@ -64,6 +64,18 @@ def test_a_killed_run_leaves_nothing_and_resumes_where_it_was(start_run, read_ro
     assert [row["data/drawn"] for row in trained] == [4 * (step + 1) for step in range(done + 2)]
 
 
+def test_a_run_that_is_killed_before_its_first_checkpoint_is_resumed_from_the_start(start_run, read_rows, prompts):
+    run = start_run("--num-rollout", "1000", "--eval-data", f"heldout={prompts}")
+    run.wait_for(lambda: len(rounds(read_rows())) >= 1)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    run.assert_nothing_left()
+    code, output = start_run("--resume", "run", "--num-rollout", "2").finish()
+    assert code == 0, output
+    assert [row["step"] for row in rounds(read_rows())] == [0, 1]
+    assert [row["step"] for row in read_rows() if "eval/heldout/mean" in row] == [0, 2]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_again_and_again_trains_every_round_once(start_run, read_rows, tmp_path):

@@ -70,6 +70,7 @@ def test_announces_its_port_and_stops_promptly_while_busy(
     [
         ({"input_ids": PROMPT, "stream": True}, "stream"),
         ({"input_ids": PROMPT, "top_logprobs_num": 2}, "top_logprobs_num"),
+        ({"input_ids": PROMPT, "image_data": ["data:image/png;base64,AA"]}, "image_data"),
         ({"input_ids": PROMPT, "sampling_params": {"regex": "a+"}}, "regex"),
         ({"input_ids": PROMPT, "sampling_params": {"temprature": 1}}, "temprature"),
         ({"input_ids": PROMPT, "sampling_params": {"stop_token_ids": [5000]}}, "stop_token_ids"),

@@ -144,6 +144,15 @@ async def test_a_group_with_fewer_than_two_scored_samples_is_replaced(graded):
     assert_conserved(manager)
 
 
+async def test_failures_are_a_share_of_all_samples_however_many_groups_are_dropped(graded, plugin_file):
+    """10 of 40 samples fail, more than the half of the 8 that are trained."""
+    fifth = "@hookimpl\ndef dynamic_filter(samples): return None if samples[0].group_index % 5 == 4 else Drop('no')"
+    manager, one = await graded("sample.index % 4 == 0", "--dynamic-filter", plugin_file("fifth", fifth))
+    assert trained(one) == [4, 9]
+    assert one.metrics["reward/failed/grader"] == 10
+    assert_conserved(manager)
+
+
 async def test_too_many_failures_stop_the_run_with_the_first_reason(graded):
     with pytest.raises(RolloutError, match=r"more than --max-reward-failure-rate 0\.25 allows.*ValueError: no"):
         await graded("True", "--max-reward-failure-rate", "0.25")

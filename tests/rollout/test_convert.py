@@ -51,7 +51,7 @@ async def test_samples_are_sorted_by_group_and_index(make_args, plugin_file):
         "    return TrainBatch.from_samples([s for g in groups for s in g][::-1])",
     )
     groups = [[Sample(index=i, group_index=g) for i in (2 * g, 2 * g + 1)] for g in (1, 0)]
-    batch = await convert(make_args(), Plugins().bind("convert_train_data", reverse), groups)
+    batch = convert(make_args(), Plugins().bind("convert_train_data", reverse), groups)
     assert batch.sample_index.tolist() == [0, 1, 2, 3]
 
 
@@ -70,4 +70,4 @@ async def test_a_converter_that_breaks_its_contract_is_named(make_args, plugin_f
     source = f"from slime_core import TrainBatch\n@hookimpl\ndef convert_train_data(groups):\n    {body}"
     bound = Plugins().bind("convert_train_data", plugin_file("broken", source))
     with pytest.raises(PluginError, match=f"plugin 'broken': .*{message}"):
-        await convert(make_args(), bound, [[Sample(), Sample()]])
+        convert(make_args(), bound, [[Sample(), Sample()]])

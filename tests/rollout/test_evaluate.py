@@ -136,6 +136,21 @@ async def test_an_own_collection_replaces_the_evaluations_too(args_for, open_man
         assert (await manager.evaluate())["eval/heldout/failed_fraction"] == 0.0
 
 
+async def test_progress_tells_of_an_evaluation_and_of_a_round_where_there_is_one(args_for, open_manager, plugin_file):
+    held_source = "import asyncio\n" + GENERATE.replace("    text =", "    await asyncio.sleep(0.5)\n    text =")
+    held = plugin_file("held", held_source)
+    args = args_for([{"prompt": f"p{i}", "label": i} for i in range(5)], "--generate", held)
+    async with open_manager(args) as manager, asyncio.timeout(30):
+        evaluation = asyncio.create_task(manager.evaluate())
+        while manager.progress().num_wanted != 5:
+            await asyncio.sleep(0.01)
+        one = asyncio.create_task(manager.rollout(0))
+        while manager.progress().num_wanted != 2:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(evaluation, one)
+        assert manager.progress().num_wanted == 2
+
+
 async def test_a_collection_that_returns_no_groups_is_named(args_for, open_manager, plugin_file):
     nothing = plugin_file("nothing", "@hookimpl\nasync def rollout(): return None")
     async with open_manager(args_for([{"prompt": "p", "label": 1}], "--eval-rollout", nothing)) as manager:

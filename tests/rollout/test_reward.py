@@ -101,6 +101,7 @@ def group_reward(samples):
         ("def reward(sample): return float(len(bytearray(8 << 30)))", "MemoryError"),
         ("def group_reward(samples): return [1.0]", "returned 1 rewards for a group of 2 samples"),
         ("async def reward(sample): raise RuntimeError('down')", "RuntimeError: down"),
+        ("async def reward(sample): raise TimeoutError('the judge is slow')", "TimeoutError: the judge is slow"),
         (
             "async def reward(sample):\n    import asyncio; await asyncio.sleep(60)",
             "took longer than 1 s and was cancelled",
