@@ -5,7 +5,7 @@ an engine server on this machine: the embedded engine and, with `--sglang-python
 tensors. Two things are timed:
 
 - the transport alone (`X_ratio`): from the trainer's tensors to the engine's, as a run does it but for the checksums;
-- the whole update as a run pays for it (`X_update_ratio`): checksums on both sides, pausing, flushing, moving, going on.
+- the whole update as a run pays for it (`X_update_ratio`): checksums on both sides, pausing, flushing, moving, resuming.
   `X_paused_s` is the time in which the engine stands still. SGLang is asked for checksums at intervals only: not here.
 
 Both as bytes per second over those of `copy`: `copy_` of the same tensors, by as many threads, into tensors of this
@@ -167,18 +167,20 @@ async def rounds(syncs: dict[str, WeightSync], url: str, source: Source, num_rou
     """Updates in turns, copies between them; the first two of each transport, which set things up, do not count."""
     times: dict[str, list[float]] = {}
     existing = [tensor.clone() for tensor in source.tensors.values()]
-    for turn in range(num_rounds + 2):
-        for name, sync in syncs.items():
-            metrics = await sync.send(source, turn)
-            found = {
-                f"{name}_update_s": metrics["perf/weights_s"],
-                f"{name}_paused_s": metrics["perf/engines_paused_s"],
-                "copy_s": seconds(lambda: copy_over(source, existing)),
-                f"{name}_s": await alone(sync, url, source, turn),
-                "clone_s": seconds(lambda: [tensor.clone() for tensor in source.tensors.values()]),
-            }
-            for key, value in found.items() if turn > 1 else ():
-                times.setdefault(key, []).append(value)
+    # one way after the other: a file that changes its size is written anew
+    for whole in (True, False):
+        for turn in range(num_rounds + 2):
+            for name, sync in syncs.items():
+                found = {"copy_s": seconds(lambda: copy_over(source, existing))}
+                if whole:
+                    metrics = await sync.send(source, turn)
+                    found[f"{name}_update_s"] = metrics["perf/weights_s"]
+                    found[f"{name}_paused_s"] = metrics["perf/engines_paused_s"]
+                else:
+                    found[f"{name}_s"] = await alone(sync, url, source, turn)
+                    found["clone_s"] = seconds(lambda: [tensor.clone() for tensor in source.tensors.values()])
+                for key, value in found.items() if turn > 1 else ():
+                    times.setdefault(key, []).append(value)
     for sync in syncs.values():
         sync.close()
     best = {key: min(values) for key, values in times.items()}
