@@ -5,7 +5,7 @@ an engine server on this machine: the embedded engine and, with `--sglang-python
 tensors. Two things are timed:
 
 - the transport alone (`X_ratio`): from the trainer's tensors to the engine's, as a run does it but for the checksums;
-- the whole update as a run pays for it (`X_update_ratio`): checksums on both sides, pausing, flushing, moving, resuming.
+- the whole update as a run pays for it (`X_update_ratio`): checksums on both sides, pausing, flushing, moving.
   `X_paused_s` is the time in which the engine stands still. SGLang is asked for checksums at intervals only: not here.
 
 Both as bytes per second over those of `copy`: `copy_` of the same tensors, by as many threads, into tensors of this
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace, model: Path, directory: Path) -> dict[str,
         environment = ["SGLANG_USE_CPU_ENGINE=1", *args.sglang_env]
         cases.append(("sglang_", ["disk", "broadcast", "tensor"], ["--engine-env", *environment, *words]))
     for prefix, transports, words in cases:
-        common = ["--model", str(model), "--weights-check-interval", "1000000", "--max-context-tokens", "512", *words]
+        common = ["--model", str(model), "--weights-check-interval", "1000000", "--engine-max-requests", "64", *words]
         logs = directory / f"{prefix}logs"
         server = EngineServer(options(common, transports[0]), 0, logs, args.threads)
         try:
