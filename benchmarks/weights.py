@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace, model: Path, directory: Path) -> dict[str,
         environment = ["SGLANG_USE_CPU_ENGINE=1", *args.sglang_env]
         cases.append(("sglang_", ["disk", "broadcast", "tensor"], ["--engine-env", *environment, *words]))
     for prefix, transports, words in cases:
-        common = ["--model", str(model), "--weights-check-interval", "1000000", "--max-context-tokens", "512", *words]
+        common = ["--model", str(model), "--weights-check-interval", "1000000", "--engine-max-requests", "64", *words]
         logs = directory / f"{prefix}logs"
         server = EngineServer(options(common, transports[0]), 0, logs, args.threads)
         try:
@@ -167,18 +167,20 @@ async def rounds(syncs: dict[str, WeightSync], url: str, source: Source, num_rou
     """Updates in turns, copies between them; the first two of each transport, which set things up, do not count."""
     times: dict[str, list[float]] = {}
     existing = [tensor.clone() for tensor in source.tensors.values()]
-    for turn in range(num_rounds + 2):
-        for name, sync in syncs.items():
-            metrics = await sync.send(source, turn)
-            found = {
-                f"{name}_update_s": metrics["perf/weights_s"],
-                f"{name}_paused_s": metrics["perf/engines_paused_s"],
-                "copy_s": seconds(lambda: copy_over(source, existing)),
-                f"{name}_s": await alone(sync, url, source, turn),
-                "clone_s": seconds(lambda: [tensor.clone() for tensor in source.tensors.values()]),
-            }
-            for key, value in found.items() if turn > 1 else ():
-                times.setdefault(key, []).append(value)
+    # one way after the other: a file that changes its size is written anew
+    for whole in (True, False):
+        for turn in range(num_rounds + 2):
+            for name, sync in syncs.items():
+                found = {"copy_s": seconds(lambda: copy_over(source, existing))}
+                if whole:
+                    metrics = await sync.send(source, turn)
+                    found[f"{name}_update_s"] = metrics["perf/weights_s"]
+                    found[f"{name}_paused_s"] = metrics["perf/engines_paused_s"]
+                else:
+                    found[f"{name}_s"] = await alone(sync, url, source, turn)
+                    found["clone_s"] = seconds(lambda: [tensor.clone() for tensor in source.tensors.values()])
+                for key, value in found.items() if turn > 1 else ():
+                    times.setdefault(key, []).append(value)
     for sync in syncs.values():
         sync.close()
     best = {key: min(values) for key, values in times.items()}
