@@ -88,10 +88,13 @@ class Run:
         with phase("train", step=step):
             metrics |= self._cluster.train(step, collected)
         self._num_trained = step + 1
-        if not schedule.ahead:
-            metrics |= engines.send_weights(step + 1)
-        metrics |= self._cluster.engine_metrics()
-        self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=metrics.get("train/num_tokens", 0)))
+        try:
+            if not schedule.ahead:
+                metrics |= engines.send_weights(step + 1)
+        finally:  # the round is trained, and may be saved, whatever becomes of the engines
+            metrics |= self._cluster.engine_metrics()
+            tokens = metrics.get("train/num_tokens", 0)
+            self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=tokens))
         self._alarms.check(step, metrics)
 
     def _save(self, step: int) -> None:
