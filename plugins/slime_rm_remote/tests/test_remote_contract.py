@@ -23,9 +23,14 @@ class Grader(BaseHTTPRequestHandler):
         pass
 
 
+class Service(ThreadingHTTPServer):
+    request_queue_size = 1024
+    """Connections that wait to be accepted; with the usual 5, hundreds at once lose some, which try again in seconds."""
+
+
 @pytest.fixture
 def url():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Grader)
+    server = Service(("127.0.0.1", 0), Grader)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
