@@ -25,7 +25,7 @@ class Grader(BaseHTTPRequestHandler):
 
 class Service(ThreadingHTTPServer):
     request_queue_size = 1024
-    """Connections that wait to be accepted; with the usual 5, hundreds at once lose some, which try again in seconds."""
+    """Connections that wait; with the usual 5, some of hundreds are lost and try again seconds later."""
 
 
 @pytest.fixture
