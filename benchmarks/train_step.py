@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -49,27 +48,11 @@ from typing import Any
 
 import psutil
 
+from benchmarks.long_tail_model import make_long_tail_model
+from benchmarks.trl_side import NUM_PROMPTS, NUM_SAMPLES, Case, wait_for_turn
 from slime_core import hookimpl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-NUM_PROMPTS, NUM_SAMPLES = 32, 8
-SHORT_ENDING, LONG_ENDING, LONG_FRACTION = 1 / 50, 1 / 400, 0.15
-"""Chance of ending at each token of a short and of a long answer, and how many are long: 98 tokens in the mean."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What both sides train, and for how many rounds."""
-
-    name: str
-    model: str
-    prompts: str
-    max_tokens: int
-    warmup_rounds: int
-    rounds: int
-    lr: float
-    trl_micro_batch: int
-    """Samples of a forward and backward pass of TRL; slime chooses by itself."""
 
 
 @dataclass(frozen=True)
@@ -108,87 +91,6 @@ class Gate:
             "reward": metrics["reward/mean"],
         }
         wait_for_turn(self._connection, facts)
-
-
-def wait_for_turn(connection: Connection, facts: dict[str, float]) -> None:
-    """Report a round and wait for the word to go on."""
-    connection.send(facts)
-    connection.recv()
-
-
-# --- TRL's side -------------------------------------------------------------------------------------------------------
-def train_with_trl(case: Case, connection: Connection, directory: str) -> None:
-    """GRPOTrainer as it comes, in this process, with a callback that waits."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    facts: dict[str, float] = {}
-
-    class Waiter(TrainerCallback):
-        def on_step_end(self, *arguments: Any, **more: Any) -> None:
-            wait_for_turn(connection, facts)
-
-    def math_reward(completions: list[Any], completion_ids: list[list[int]], label: list[str], **more: Any) -> Any:
-        rewards = [grade(completion[0]["content"], one) for completion, one in zip(completions, label, strict=True)]
-        lengths = [len(tokens) for tokens in completion_ids]
-        facts.update(length_mean=statistics.fmean(lengths), length_max=max(lengths), reward=statistics.fmean(rewards))
-        return rewards
-
-    rows = [json.loads(line) for line in Path(case.prompts).read_text().splitlines()]
-    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}], "label": row["label"]} for row in rows]
-    trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(case.model, padding_side="left"),
-        reward_funcs=math_reward,
-        train_dataset=Dataset.from_list(chats),
-        args=GRPOConfig(output_dir=directory, **trl_settings(case)),
-        callbacks=[Waiter()],
-    )
-    trainer.train()
-
-
-def trl_settings(case: Case) -> dict[str, Any]:
-    """slime's algorithm in TRL's words, and nothing that costs time without need."""
-    samples = NUM_PROMPTS * NUM_SAMPLES
-    algorithm: dict[str, Any] = {
-        "num_generations": NUM_SAMPLES,
-        "generation_batch_size": samples,
-        "per_device_train_batch_size": case.trl_micro_batch,
-        "gradient_accumulation_steps": samples // case.trl_micro_batch,
-        "max_completion_length": case.max_tokens,
-        "temperature": 1.0,
-        "beta": 0.0,
-        "epsilon": 0.2,
-        "loss_type": "dapo",  # the mean over all tokens
-        "scale_rewards": "group",
-        "max_steps": 1 + case.warmup_rounds + case.rounds,
-        "shuffle_dataset": False,
-        "optim": "adamw_torch_fused",
-        "learning_rate": case.lr,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-    }
-    speed: dict[str, Any] = {
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "dataloader_pin_memory": False,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
-    return algorithm | speed
-
-
-def grade(response: str, label: str) -> float:
-    """What the math plugin gives a response."""
-    from slime_rm_math import is_right
-
-    return float(is_right(response, label))
 
 
 # --- both sides, in turns ---------------------------------------------------------------------------------------------
@@ -265,7 +167,7 @@ def running(command: Sequence[str], log: Path, threads: int) -> Iterator[Side]:
 def compare(case: Case, args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """The figures of one case."""
     slime_command = slime_train(case, directory, args.threads)
-    trl_command = [args.trl_python, "-m", "benchmarks.train_step", "--trl-side", json.dumps(asdict(case)), "--gate"]
+    trl_command = [args.trl_python, "-m", "benchmarks.trl_side", json.dumps(asdict(case))]
     with (
         running(slime_command, directory / f"{case.name}-slime.log", args.threads) as slime,
         running(trl_command, directory / f"{case.name}-trl.log", args.trl_threads) as trl,
@@ -395,61 +297,10 @@ def run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{command!r} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
-def make_long_tail_model(source: Path, directory: Path) -> None:
-    """The quickstart's architecture with weights that make every next token depend on the present one alone.
-
-    Attention and MLPs are computed as ever and add nothing; an embedding says which state its token stands for, and
-    the output head, here not tied to it, gives each state's next-token distribution.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    config = AutoConfig.from_pretrained(source, tie_word_embeddings=False, max_position_embeddings=2048)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    special = tokenizer("<|end|><|user|><|assistant|>")["input_ids"]
-    states = token_states(config.vocab_size, special)
-    transitions = torch.tensor(next_token_logprobs(states, end=special[0]))
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.get_input_embeddings().weight.zero_()
-        model.get_input_embeddings().weight[range(config.vocab_size), states] = 1.0
-        model.get_output_embeddings().weight.zero_()
-        # the last norm makes a one-hot vector sqrt(hidden size) long
-        model.get_output_embeddings().weight[:, : len(transitions)] = transitions.T / math.sqrt(config.hidden_size)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-
-
-def token_states(vocab_size: int, special: Sequence[int]) -> list[int]:
-    """State of each token: 0 in a short answer, 1 in a long one, 2 before the answer (the special tokens)."""
-    return [2 if token in special else token % 2 for token in range(vocab_size)]
-
-
-def next_token_logprobs(states: Sequence[int], end: int) -> list[list[float]]:
-    """[3, vocabulary]: log-probability of each next token in each state; an answer never changes its state."""
-    stay = {0: [1 - SHORT_ENDING, 0.0], 1: [0.0, 1 - LONG_ENDING], 2: [1 - LONG_FRACTION, LONG_FRACTION]}
-    ending = [SHORT_ENDING, LONG_ENDING, 0.0]
-    counts = [states.count(0), states.count(1)]
-    table = []
-    for state, shares in stay.items():
-        chances = [shares[other] / counts[other] if other < 2 else 0.0 for other in states]
-        chances[end] = ending[state]
-        table.append([math.log(max(chance, 1e-12)) for chance in chances])
-    return table
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
 def main() -> None:
-    """Run the benchmark and print its report, or be TRL's side of it."""
+    """Run the benchmark and print its report."""
     args = parse_arguments()
-    if args.trl_side:
-        case = Case(**json.loads(args.trl_side))
-        with tempfile.TemporaryDirectory() as directory:
-            train_with_trl(case, Connection(args.gate), directory)
-        return
     with tempfile.TemporaryDirectory() as directory:
         report = measure(args, Path(directory))
     print(json.dumps(report))
@@ -468,8 +319,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--trl-threads", type=int, default=cores, help="torch's threads in TRL (default: all cores)")
     add("--trl-python", default=sys.executable, metavar="PATH", help="interpreter with trl (default: this one)")
     add("--lr", type=float, default=1e-6, help="on both sides (default: %(default)s)")
-    add("--trl-side", metavar="JSON", help=argparse.SUPPRESS)
-    add("--gate", type=int, metavar="FD", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 

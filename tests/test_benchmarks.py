@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks import train_step  # noqa: E402
+from benchmarks import long_tail_model, train_step, trl_side  # noqa: E402
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_a_waiting_side_is_charged_for_what_it_uses(turns):
 
 
 def test_the_long_tail_model_ends_answers_at_its_two_rates():
-    states = train_step.token_states(vocab_size=20, special=[0, 1, 2])
-    table = [[math.exp(logprob) for logprob in row] for row in train_step.next_token_logprobs(states, end=0)]
+    states = long_tail_model.token_states(vocab_size=20, special=[0, 1, 2])
+    table = [[math.exp(logprob) for logprob in row] for row in long_tail_model.next_token_logprobs(states, end=0)]
     assert Counter(states)[2] == 3
     assert [row[0] for row in table[:2]] == pytest.approx([1 / 50, 1 / 400])
     for row in table:
@@ -62,7 +62,7 @@ def test_the_long_tail_model_ends_answers_at_its_two_rates():
 def test_both_sides_get_the_same_algorithm(tmp_path):
     args = train_step.parse_arguments(["--lr", "0.5"])
     for case in train_step.make_cases(args, "prompts", "model", "long"):
-        settings = train_step.trl_settings(case)
+        settings = trl_side.trl_settings(case)
         words = train_step.slime_train(case, tmp_path, threads=2)
         slime = dict(pairwise(words))
         assert settings["max_steps"] == int(slime["--num-rollout"])

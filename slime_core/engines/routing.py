@@ -43,11 +43,20 @@ class Routing:
             raise self._problem
 
     async def admit(self, url: str) -> None:
-        """Let an engine take requests."""
+        """Let an engine take requests.
+
+        Raises:
+            EngineError: when the router lives and does not find it healthy.
+        """
         async with self._lock:
             self._worker_urls.append(url)
-            with contextlib.suppress(EngineError):  # a router that is started again is told of all
+            try:
                 await asyncio.to_thread(self._router.add, url)
+            except EngineError:
+                # a router that died is started again, and told of all
+                if await asyncio.to_thread(self._router.alive, self._timeout_s):
+                    self._worker_urls.remove(url)
+                    raise
 
     async def dismiss(self, url: str) -> None:
         """Send an engine nothing more."""

@@ -183,15 +183,19 @@ def test_abort_all(server: Server, wait_until: WaitUntil) -> None:
 
 
 def test_disconnect_aborts(server: Server, wait_until: WaitUntil) -> None:
+    if server.real:
+        pytest.skip("SGLang ends a paused request only when it goes on, where it might have ended by itself")
     address = urlsplit(server.url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port)
-    # paused, it would wait for ever if nobody noticed that its client is gone
-    server.post("/pause_generation", {"mode": "in_place"})
     body = json.dumps({"input_ids": PROMPT, "sampling_params": LONG, "rid": "gone"})
     connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
+    wait_until(lambda: not server.idle())
+    # paused, it never ends by itself
+    server.post("/pause_generation", {"mode": "in_place"})
+    assert not server.idle()
     connection.close()
-    server.post("/continue_generation", {})
     wait_until(server.idle)
+    assert server.idle()
 
 
 def test_pause_abort_ends_what_runs_and_queues_what_comes(server: Server, wait_until: WaitUntil) -> None:

@@ -148,10 +148,10 @@ def packed_attention(
         [1, T, H, E] and None.
 
     Raises:
-        NotImplementedError: for sinks or a bias; the caller then falls back to padded rows.
+        ValueError: for a mask, sinks or a bias; the caller then falls back to padded rows.
     """
     if attention_mask is not None or s_aux is not None or position_bias is not None:
-        raise NotImplementedError("packed attention takes no mask, sinks or bias")
+        raise ValueError("packed attention takes no mask, sinks or bias")
     outputs = []
     for block in packed.blocks:
         parts = (_to_rows(x, block) for x in (query, key, value))
