@@ -18,6 +18,9 @@ GROWN, GROWN_FROM = 5.0, 0.01
 COLLAPSED = 0.05
 """Part of the first rounds' entropy at which a policy hardly explores."""
 
+OVER = 2.0
+"""Times that a value must be back behind its bound before its alarm is over: near it, it would sound on and on."""
+
 SAME = 1e-4
 """Divergence (nats) below which two models are the same."""
 
@@ -52,7 +55,8 @@ class Alarms:
 
     def _mismatch(self, metrics: Mapping[str, float]) -> str | None:
         first, now = self._compare("train/mismatch_kl", metrics)
-        if first is None or now < GROWN_FROM or now < GROWN * first:
+        grown = GROWN / OVER if "mismatch" in self._sounding else GROWN
+        if first is None or now < GROWN_FROM or now < grown * first:
             return None
         return (
             f"the mismatch between engine and trainer grew from {first:.2g} to {now:.2g} nats a token "
@@ -61,8 +65,11 @@ class Alarms:
         )
 
     def _entropy(self, metrics: Mapping[str, float]) -> str | None:
+        if "reward/max" not in metrics:
+            return None  # imitation explores nothing
         first, now = self._compare("train/entropy", metrics)
-        if first is None or now > COLLAPSED * first:
+        collapsed = COLLAPSED * OVER if "entropy" in self._sounding else COLLAPSED
+        if first is None or now > collapsed * first:
             return None
         return (
             f"the policy's entropy fell from {first:.2g} to {now:.2g} nats a token, so that it hardly explores. If its "

@@ -55,6 +55,19 @@ def test_an_alarm_sounds_once_while_it_lasts_and_again_when_it_comes_back(metric
     assert all(re.search(advice, message) for message in said)
 
 
+@pytest.mark.parametrize(("name", "bad", "nearly"), [("train/entropy", 0.09, 0.11), ("train/mismatch_kl", 0.02, 0.015)])
+def test_a_value_that_wavers_about_its_bound_sounds_once(name, bad, nearly):
+    assert len(sounded([{name: 2.0 if "entropy" in name else 0.0035}] * 6 + [{name: bad}, {name: nearly}] * 4)) == 1
+
+
+def test_imitation_without_rewards_may_grow_sure_of_itself():
+    said: list[str] = []
+    alarms = Alarms(Namespace(**ARGS), said.append)
+    for step, entropy in enumerate([5.0] * 6 + [0.1] * 3):
+        alarms.check(step, {"train/entropy": entropy})
+    assert said == []
+
+
 def test_one_sample_a_prompt_needs_no_differences_within_groups():
     assert sounded([{"rollout/zero_std_fraction": 1.0, "rollout/num_groups": 8.0}]) == []
 
