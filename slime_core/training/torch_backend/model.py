@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
-from slime_core.training.torch_backend.logprobs import head_logprobs, token_logprobs
+from slime_core.training.logprobs import head_logprobs, token_logprobs
 from slime_core.training.torch_backend.packing import ATTENTION, pack, register_attention
 from slime_core.types import IntArray
 
