@@ -91,13 +91,7 @@ class Cluster:
             trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
         ]
         self._trained_since = True
-        waiting = calls
-        while waiting:
-            done, waiting = ray.wait(waiting, timeout=POLL_S)
-            self._get(done)
-            self._poll_fleet()
-        metrics: list[dict[str, float]] = self._get(calls)
-        return metrics[0]
+        return self._all(calls)[0]
 
     def send_weights(self, version: int) -> dict[str, float]:
         """Give every engine the trainer's weights as `version`, verified.
@@ -111,11 +105,9 @@ class Cluster:
             time.sleep(POLL_S)
         while True:
             urls = self._wait_for_engines()
-            call = self._trainers[0].send_weights.remote(version, urls)
+            calls = [trainer.send_weights.remote(version, urls) for trainer in self._trainers]
             try:
-                while not ray.wait([call], timeout=POLL_S)[0]:
-                    self._poll_fleet(paused=True)
-                metrics: dict[str, float] = self._get(call)
+                metrics = self._all(calls, paused=True)[0]
             except WeightSyncError:
                 self._fleet.examine(urls)
                 if set(urls) <= set(self._fleet.urls()):
@@ -215,7 +207,8 @@ class Cluster:
             return ray.put(None)
         if self._trained_since or self._version < 0:
             return None
-        return self._trainers[0].send_weights_to.remote(self._version, url)
+        calls = [trainer.send_weights_to.remote(self._version, url) for trainer in self._trainers]
+        return calls[0]
 
     def admit(self, url: str) -> Any:
         """Let the router send requests to an engine."""
@@ -241,6 +234,16 @@ class Cluster:
         result = self._get(call)
         self._report(on_progress)
         return result
+
+    def _all(self, calls: list[Any], paused: bool = False) -> list[dict[str, float]]:
+        """The metrics of every trainer, unless one fails; meanwhile the engines, maybe paused, are watched."""
+        waiting = calls
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=POLL_S)
+            self._get(done)
+            self._poll_fleet(paused)
+        metrics: list[dict[str, float]] = self._get(calls)
+        return metrics
 
     def _poll_fleet(self, paused: bool = False) -> None:
         if self._fleet is not None:

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,6 +127,10 @@ class TorchTrainer:
         """Log-probabilities [n - 1] of a prompt's tokens under the present weights."""
         logprobs: FloatArray = self._policy.prompt_logprobs(tokens).cpu().numpy()
         return logprobs
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """Rank 0's message, on every rank."""
+        return self.ranks.broadcast(message)
 
     @property
     def vocab_size(self) -> int:
