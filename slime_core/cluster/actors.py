@@ -144,12 +144,10 @@ class TrainerActor:
         """Load the model."""
         import torch
 
-        from slime_core.training.torch_backend.trainer import TorchTrainer
-
         torch.set_num_threads(threads)
         host, port = address
         self._sync: WeightSync | None = None
-        self._trainer: Trainer = TorchTrainer(
+        self._trainer: Trainer = trainer_class(args.train_backend, device)(
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
 
@@ -191,6 +189,20 @@ class TrainerActor:
         if self._sync is not None:
             self._sync.close()
         self._trainer.close()
+
+
+def trainer_class(backend: str, device: str) -> Any:
+    """The Trainer of `--train-backend`."""
+    if backend == "megatron":
+        from slime_core.training.megatron.device import prepare_megatron
+
+        prepare_megatron(device)
+        from slime_core.training.megatron.trainer import MegatronTrainer
+
+        return MegatronTrainer
+    from slime_core.training.torch_backend.trainer import TorchTrainer
+
+    return TorchTrainer
 
 
 class MessageCollector(logging.Handler):

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.cluster import reaper
 from slime_core.cluster.actors import EngineActor, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.fleet import Fleet
-from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
+from slime_core.cluster.placement import Seat, choose_device, data_parallel_ranks, plan, threads_each
 from slime_core.errors import ClusterError, SlimeError, WeightSyncError
 from slime_core.options import Options
 from slime_core.rollout.tally import Tally
@@ -87,9 +87,8 @@ class Cluster:
         """Train on a round, every rank on its shard; without trainers nothing happens."""
         if not self._trainers:
             return {}
-        calls = [
-            trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
-        ]
+        shards = [collected.shards[share] for share in data_parallel_ranks(self._args)]
+        calls = [trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, shards, strict=True)]
         self._trained_since = True
         return self._all(calls)[0]
 
@@ -175,7 +174,8 @@ class Cluster:
         serving = self._fleet.start()
         loading = self._start_trainers(device)
         urls: list[str] = self._get(serving)
-        self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
+        num_shards = len(set(data_parallel_ranks(args)))
+        self._get(self._manager.start.remote(args, urls, num_shards, self._run_dir))
         self._fleet.started(urls)
         self._get(loading)
         if self._trainers:
