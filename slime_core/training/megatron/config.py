@@ -24,7 +24,6 @@ VERSION = "0.16.1"
 DIVIDED = {
     "--tensor-model-parallel-size": (
         ("num_attention_heads", "attention heads"),
-        ("num_key_value_heads", "key-value heads"),
         ("intermediate_size", "features of the MLP"),
     ),
     "--expert-tensor-parallel-size": (("moe_intermediate_size", "features of an expert"),),
@@ -53,6 +52,12 @@ def check_backend(args: argparse.Namespace) -> None:
                 number = config.get(key)
                 if number is not None and number % size:
                     raise OptionError(f"{flag} {size} does not divide the {number} {what} of {directory}.")
+        kv_heads, ranks = config.get("num_key_value_heads") or 1, args.tensor_model_parallel_size
+        if kv_heads % ranks and ranks % kv_heads:
+            raise OptionError(
+                f"--tensor-model-parallel-size {ranks} neither divides the {kv_heads} key-value heads of {directory} "
+                "nor is a multiple of them."
+            )
         has_experts = config["num_experts"] is not None
         if args.expert_model_parallel_size > 1 and not has_experts:
             raise OptionError(f"--expert-model-parallel-size is for models with experts; {directory} has none.")

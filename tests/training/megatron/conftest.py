@@ -80,7 +80,7 @@ OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of every family; 259 tokens, so that two ranks need a padded vocabulary."""
+    """A tiny model of every family. Its 259 tokens are no multiple of two ranks."""
     tiny = {**TINY, "vocab_size": 259, "attention_bias": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     stretched = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -89,6 +89,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     configs = {
         "qwen2": Qwen2Config(**without_head_dim, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**tiny, tie_word_embeddings=True),
+        "one_kv_head": Qwen3Config(**{**tiny, "num_key_value_heads": 1}, tie_word_embeddings=True),
         "qwen3_moe": Qwen3MoeConfig(**tiny, **experts, tie_word_embeddings=False),
         "llama": LlamaConfig(**tiny, tie_word_embeddings=False, rope_parameters=stretched),
         "glm4": Glm4Config(**{**tiny, "attention_bias": True}, tie_word_embeddings=False),

@@ -22,8 +22,8 @@ def options(model, *flags):
     [
         (
             "qwen3",
-            ["--tensor-model-parallel-size", "4", "--num-trainers", "4"],
-            "does not divide the 2 key-value heads",
+            ["--tensor-model-parallel-size", "3", "--num-trainers", "3"],
+            "3 does not divide the 4 attention heads",
         ),
         ("qwen3", ["--pipeline-model-parallel-size", "3", "--num-trainers", "3"], "3 does not divide the 2 layers"),
         ("qwen3", [*EP2, "--num-trainers", "2"], "is for models with experts"),

@@ -13,6 +13,7 @@ RECOMPUTE = ["--recompute-num-layers", "1"]
 TWO_RANKS = {
     "tp2": ("qwen3", TP2),
     "tp2_sp_recompute": ("llama", [*TP2, *SP, *RECOMPUTE]),
+    "tp2_sp_one_kv_head": ("one_kv_head", [*TP2, *SP]),
     "pp2_tied": ("qwen2", PP2),
     "dp2_overlap": ("qwen3", OVERLAP),
     "ep2": ("qwen3_moe", EP2),

@@ -14,10 +14,10 @@ from slime_core.training.megatron.rules import Dimensions, GateUp, Qkv, Replicat
 FAMILIES = ("glm4", "llama", "qwen2", "qwen3", "qwen3_moe")
 
 
-@given(size=st.sampled_from([1, 2, 4]), groups=st.integers(1, 3), per_group=st.integers(1, 3), data=st.data())
+@given(size=st.sampled_from([1, 2, 4]), groups=st.integers(1, 5), per_group=st.integers(1, 3), data=st.data())
 def test_what_is_cut_is_joined_again(size, groups, per_group, data):
     vocab = data.draw(st.integers(size, 40))
-    dims = Dimensions(size * groups * per_group, size * groups, 6, vocab)
+    dims = Dimensions(size * groups * per_group, groups, 8, vocab)
     hidden, ffn = 8 * size, 4 * size
     queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     shapes = {
