@@ -61,8 +61,21 @@ class Source:
     async def get_groups(self, num_groups: int) -> list[Group]:
         """Exactly `num_groups` groups: those the buffer filter takes, and new prompts for the rest.
 
-        Concurrent calls take turns.
+        Concurrent calls take turns. What a cancelled call had taken waits for the next one.
         """
+        taking = asyncio.create_task(self._take(num_groups))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)
+            await asyncio.wait([taking])
+            raise
+
+    def _give_back(self, taking: asyncio.Task[list[Group]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._buffer.add(taking.result())
+
+    async def _take(self, num_groups: int) -> list[Group]:
         async with self._taking:
             groups = await self._buffer.take(num_groups, self._trained_version, self._version)
             for prompt in await self._draw(num_groups - len(groups)):

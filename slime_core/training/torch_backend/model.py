@@ -16,8 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
+from slime_core.training.logprobs import head_logprobs, token_logprobs
 from slime_core.training.torch_backend.image_inputs import has_images, image_inputs
-from slime_core.training.torch_backend.logprobs import head_logprobs, token_logprobs
 from slime_core.training.torch_backend.packing import ATTENTION, pack, register_attention
 from slime_core.training.torch_backend.pretrained import from_pretrained, takes_images
 from slime_core.types import IntArray
