@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError
 from slime_core.options import Options
 
@@ -25,6 +26,8 @@ class Layout:
     bundles: list[dict[str, float]]
     engines: list[Seat]
     trainers: list[Seat]
+    frozen: dict[str, list[Seat]]
+    """Frozen model -> its engines, which share with nobody."""
 
 
 def plan(args: Options, use_gpus: bool) -> Layout:
@@ -53,7 +56,13 @@ def plan(args: Options, use_gpus: bool) -> Layout:
         bundles[first_engine + index]["GPU"] = float(engine_gpus)
     engines = [Seat(first_engine + i, share, float(engine_gpus)) for i in range(num_engines)]
     trainers = [Seat(rank, share, 1.0 if use_gpus else 0.0) for rank in range(args.num_trainers)]
-    return Layout(bundles, engines, trainers)
+    frozen: dict[str, list[Seat]] = {}
+    for model in args.frozen_model:
+        own = options_of(args, model)
+        gpus = float(own.num_gpus_per_engine if use_gpus and args.engine == "sglang" else 0)
+        frozen[model.name] = [Seat(len(bundles) + i, 1.0, gpus) for i in range(model.num_engines)]
+        bundles += [{"CPU": 1.0} | ({"GPU": gpus} if gpus else {}) for _ in range(model.num_engines)]
+    return Layout(bundles, engines, trainers, frozen)
 
 
 def choose_device(args: Options, num_gpus: float) -> str:

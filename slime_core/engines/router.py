@@ -23,8 +23,8 @@ PORT_ATTEMPTS = 3
 class Router:
     """A running sglang-router in front of the given engines. Its address stays, also over a restart."""
 
-    def __init__(self, args: Options, worker_urls: Sequence[str], log_dir: Path) -> None:
-        self._args, self._log = args, log_dir / "router.log"
+    def __init__(self, args: Options, worker_urls: Sequence[str], log_dir: Path, name: str = "router") -> None:
+        self._args, self._log = args, log_dir / f"{name}.log"
         if args.router_port and not port_is_free(args.router_port):
             raise EngineError(
                 f"port {args.router_port} on {LOOPBACK} is in use; give --router-port another one, or 0 for any."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from slime_core.cluster.placement import Seat, plan
@@ -27,6 +30,17 @@ def test_on_cpu_no_gpu_is_asked_for():
     layout = plan(make_options(*SGLANG), use_gpus=False)
     assert layout.bundles == [{"CPU": 1.0}] * 2
     assert [seat.num_gpus for seat in layout.engines] == [0.0, 0.0]
+
+
+def test_frozen_models_have_bundles_of_their_own():
+    words = ["--placement", "disaggregated", "--frozen-model"]
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text("{}")
+        judge = f'judge={{path = "{directory}", num-engines = 2, num-gpus-per-engine = 8}}'
+        options = make_options(*SGLANG, *words, judge, f"ref={directory}")
+    layout = plan(options, use_gpus=True)
+    assert layout.frozen == {"judge": [Seat(4, 1.0, 8.0), Seat(5, 1.0, 8.0)], "ref": [Seat(6, 1.0, 4.0)]}
+    assert [bundle["GPU"] for bundle in layout.bundles] == [1.0, 1.0, 4.0, 4.0, 8.0, 8.0, 4.0]
 
 
 def test_external_engines_take_no_gpu():
