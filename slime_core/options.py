@@ -965,6 +965,11 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="the run stops when a plugin holds the rollout manager's event loop longer",
     )
+    g.add_argument(
+        "--offload-engines",
+        action="store_true",
+        help="SGLang engines that share GPUs with trainers (--placement colocated) free their memory while those train",
+    )
     g.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
@@ -1270,6 +1275,15 @@ def needs_reference(args: argparse.Namespace) -> bool:
     return bool(args.kl_coef or args.kl_loss_coef or args.ref_model is not None)
 
 
+def generates_ahead(args: argparse.Namespace) -> bool:
+    """Whether a round is generated while the one before it trains, so that its tokens lag one weight version.
+
+    Groups continued by --partial-rollout lag one themselves, unless such tokens are masked.
+    """
+    lag_of_continued = args.partial_rollout and not args.mask_offpolicy_in_partial_rollout
+    return bool(args.max_staleness > int(lag_of_continued))
+
+
 def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
     """The bounds of --importance-correction, with their defaults."""
     low, high = (0.0, 2.0) if args.importance_correction == "tis" else (0.5, 5.0)
@@ -1331,6 +1345,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         if directory is not None and not (Path(directory) / "config.json").is_file():
             raise OptionError(f"{flag} {directory} is not a model directory: it has no config.json.")
     _validate_frozen_models(args)
+    _validate_offload(args)
     if args.ref_update_interval is not None and not needs_reference(args):
         raise OptionError(
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
@@ -1377,3 +1392,17 @@ def _validate_frozen_models(args: argparse.Namespace) -> None:
             raise OptionError(
                 f"--frozen-model {model.name}: sglang-{model.sglang[0][0]} is for SGLang; add --engine sglang."
             )
+
+
+def _validate_offload(args: argparse.Namespace) -> None:
+    if not args.offload_engines:
+        return
+    wrong = {
+        "--engine embedded, which computes on the CPU": args.engine == "embedded",
+        "--external-engines, which are not the run's to stop": bool(args.external_engines),
+        "--placement disaggregated, where nobody shares": args.placement == "disaggregated",
+        "this --max-staleness, under which engines generate while trainers train": generates_ahead(args),
+        "--num-trainers 0": args.num_trainers == 0,
+    }
+    if found := next((reason for reason, applies in wrong.items() if applies), None):
+        raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")

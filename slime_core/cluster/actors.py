@@ -56,9 +56,11 @@ class RoundRefs:
 class EngineActor:
     """Owns one engine's server process."""
 
-    def start(self, args: Options, name: str, index: int, run_dir: Path, threads: int, again: bool) -> str:
-        """The URL of a healthy server."""
-        self._server = EngineServer(args, index, run_dir / "logs", threads, name)
+    def start(
+        self, args: Options, name: str, index: int, run_dir: Path, threads: int, gpus: Sequence[str], again: bool
+    ) -> str:
+        """The URL of a healthy server; `gpus` are those it is lent by trainers."""
+        self._server = EngineServer(args, index, run_dir / "logs", threads, name, gpus)
         return self._server.start(again)
 
     def check(self, paused: bool, at_once: bool = False) -> None:
@@ -160,6 +162,10 @@ class TrainerActor:
         """Where rank 0 will listen for the others."""
         return ("127.0.0.1" if local else ray.util.get_node_ip_address()), free_port()
 
+    def gpus(self) -> tuple[str, list[str]]:
+        """The machine, and which of its GPUs this rank has."""
+        return ray.get_runtime_context().get_node_id(), [str(gpu) for gpu in ray.get_gpu_ids()]
+
     def start(
         self, args: Options, rank: int, world_size: int, address: tuple[str, int], device: str, threads: int
     ) -> None:
@@ -182,6 +188,12 @@ class TrainerActor:
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
         return self._trainer.train(step, ray.get(shard_refs[0]))
+
+    def release_engines(self, worker_urls: Sequence[str]) -> None:
+        """Let all engines, which are these, free their GPU memory; rank 0 only."""
+        sync = self._connected()
+        sync.set_engines(worker_urls)
+        asyncio.run(sync.release())
 
     def send_weights(self, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
         """Give all engines, which are these, the current weights; rank 0 only."""

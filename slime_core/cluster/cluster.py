@@ -21,9 +21,9 @@ from slime_core.cluster import reaper
 from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.fleet import Fleet
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
-from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
+from slime_core.cluster.placement import Seat, choose_device, lent_gpus, plan, threads_each
 from slime_core.engines.frozen import options_of
-from slime_core.errors import ClusterError, SlimeError, WeightSyncError
+from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
 from slime_core.rollout.tally import Tally
 
@@ -88,6 +88,8 @@ class Cluster:
         """Train on a round, every rank on its shard; without trainers nothing happens."""
         if not self._trainers:
             return {}
+        if self._args.offload_engines:
+            self._tell_engines(lambda urls: self._trainers[0].release_engines.remote(urls))
         calls = [
             trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
         ]
@@ -96,7 +98,7 @@ class Cluster:
         while waiting:
             done, waiting = ray.wait(waiting, timeout=POLL_S)
             self._get(done)
-            self._poll_fleet()
+            self._poll_fleet(paused=self._args.offload_engines)
         metrics: list[dict[str, float]] = self._get(calls)
         return metrics[0]
 
@@ -107,24 +109,10 @@ class Cluster:
         """
         if not self._trainers or self._fleet is None or not self._fleet.engines:
             return {}
-        while self._fleet.joining:
-            self._poll_fleet()
-            time.sleep(POLL_S)
-        while True:
-            urls = self._wait_for_engines()
-            call = self._trainers[0].send_weights.remote(version, urls)
-            try:
-                while not ray.wait([call], timeout=POLL_S)[0]:
-                    self._poll_fleet(paused=True)
-                metrics: dict[str, float] = self._get(call)
-            except WeightSyncError:
-                self._fleet.examine(urls)
-                if set(urls) <= set(self._fleet.urls()):
-                    raise
-                continue
-            self._version, self._trained_since = version, False
-            self._fleet.has_weights(urls)
-            return metrics
+        urls, metrics = self._tell_engines(lambda urls: self._trainers[0].send_weights.remote(version, urls))
+        self._version, self._trained_since = version, False
+        self._fleet.has_weights(urls)
+        return metrics
 
     def engine_metrics(self) -> dict[str, float]:
         """What happened to the engines since the last call."""
@@ -179,11 +167,13 @@ class Cluster:
         num_engines = len(layout.engines) + sum(map(len, layout.frozen.values()))
         # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
         threads = args.engine_threads or (0 if num_engines == 1 else threads_each(None, num_engines))
-        self._fleet = self._new_fleet(args, POLICY, layout.engines, threads, self._send_current_weights)
+        self._trainers = [in_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
+        places = self._get([trainer.gpus.remote() for trainer in self._trainers])
+        gpus = lent_gpus(layout.lenders, places)
+        self._fleet = self._new_fleet(args, POLICY, layout.engines, threads, self._send_current_weights, gpus)
         for model in args.frozen_model:
             seats = layout.frozen[model.name]
             self._frozen.append(self._new_fleet(options_of(args, model), model.name, seats, threads, no_weights))
-        self._trainers = [in_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
         serving = {fleet.name: fleet.start() for fleet in self._fleets()}
         loading = self._start_trainers(device)
         self._get([call for calls in serving.values() for call in calls])
@@ -198,9 +188,15 @@ class Cluster:
             self._get(self._trainers[0].connect.remote(args, self._run_dir))
 
     def _new_fleet(
-        self, args: Options, name: str, seats: Sequence[Seat], threads: int, send_weights: CurrentWeights
+        self,
+        args: Options,
+        name: str,
+        seats: Sequence[Seat],
+        threads: int,
+        send_weights: CurrentWeights,
+        gpus: Sequence[Sequence[str]] = (),
     ) -> Fleet:
-        host = EngineHost(args, name, self._run_dir, threads, self._group, self._manager, send_weights)
+        host = EngineHost(args, name, self._run_dir, threads, self._group, self._manager, send_weights, gpus)
         return Fleet(args, host, seats, name)
 
     def _start_trainers(self, device: str) -> list[Any]:
@@ -225,6 +221,27 @@ class Cluster:
         if self._trained_since or self._version < 0:
             return None
         return self._trainers[0].send_weights_to.remote(self._version, url)
+
+    def _tell_engines(self, call: Callable[[list[str]], Any]) -> tuple[list[str], dict[str, float]]:
+        """Let rank 0 tell all engines something under which they stand still; whom it told, and its answer.
+
+        One that dies meanwhile is left out, and the others are told again.
+        """
+        while self._fleet is not None and self._fleet.joining:
+            self._poll_fleet()
+            time.sleep(POLL_S)
+        while True:
+            urls = self._wait_for_engines()
+            if self._fleet is not None:
+                self._fleet.finish_checks()
+            called = call(urls)
+            try:
+                while not ray.wait([called], timeout=POLL_S)[0]:
+                    self._poll_fleet(paused=True)
+                return urls, self._get(called)
+            except (EngineError, WeightSyncError):
+                if self._fleet is None or self._fleet.all_well(urls):
+                    raise
 
     # --- waiting ------------------------------------------------------------------------------------------------------
     def _watch(self, call: Any, on_progress: OnProgress) -> Any:

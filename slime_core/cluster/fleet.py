@@ -84,6 +84,7 @@ class Fleet:
         self._args, self._host, self.name = args, host, name
         self._prefix = "engines/" if name == "engine" else f"engines/{name}/"
         self.engines = [Engine(index, seat, host.new_engine(seat)) for index, seat in enumerate(seats)]
+        self._patience_s = 2 * args.engine_health_timeout_s + ACTOR_PATIENCE_S
         self._messages: list[str] = []
         self._num_restarts = 0
         self._down_s = 0.0
@@ -120,7 +121,7 @@ class Fleet:
         """Move every engine on as far as it is.
 
         Args:
-            paused: the engines stand still, to be given weights.
+            paused: the engines stand still, to be given weights; none is started then.
         """
         for engine in self.engines:
             try:
@@ -128,17 +129,23 @@ class Fleet:
             except (RayActorError, RayTaskError) as error:
                 self._lose(engine, _reason(error))
 
-    def examine(self, urls: Sequence[str]) -> None:
+    def finish_checks(self) -> None:
+        """Return when no engine is being asked how it is: SGLang does not answer that while it is paused."""
+        calls = [engine.call for engine in self.engines if engine.state is State.SERVING and engine.call is not None]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=self._patience_s)
+
+    def all_well(self, urls: Sequence[str]) -> bool:
         """Ask these engines how they are, now, and wait for the answers; those that are not well are lost."""
         asked = [
             (engine, engine.actor.check.remote(True, at_once=True)) for engine in self.engines if engine.url in urls
         ]
-        patience = 2 * self._args.engine_health_timeout_s + ACTOR_PATIENCE_S
         for engine, call in asked:
             try:
-                ray.get(call, timeout=patience)
+                ray.get(call, timeout=self._patience_s)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 self._lose(engine, _reason(error))
+        return set(urls) <= set(self.urls())
 
     def require(self) -> None:
         """Do nothing while an engine serves, or may again.
@@ -184,14 +191,13 @@ class Fleet:
     def _advance(self, engine: Engine, paused: bool) -> None:
         if engine.call is not None:
             if not _done(engine.call):
-                patience = 2 * self._args.engine_health_timeout_s + ACTOR_PATIENCE_S
-                if engine.state is State.SERVING and time.monotonic() - engine.checked_at > patience:
-                    self._lose(engine, f"its actor has not answered for {patience:g} s")
+                if engine.state is State.SERVING and time.monotonic() - engine.checked_at > self._patience_s:
+                    self._lose(engine, f"its actor has not answered for {self._patience_s:g} s")
                 return
             call, engine.call = engine.call, None
             result = ray.get(call)
             self._take(engine, result)
-        if engine.state is State.DOWN and time.monotonic() >= engine.start_at:
+        if engine.state is State.DOWN and not paused and time.monotonic() >= engine.start_at:
             engine.state = State.STARTING
             engine.call = self._host.start_engine(engine.actor, engine.index, again=True)
         elif engine.state is State.READY:

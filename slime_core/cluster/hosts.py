@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ class EngineHost:
         group: Any,
         manager: Any,
         send_current_weights: CurrentWeights,
+        gpus: Sequence[Sequence[str]],
     ) -> None:
-        """`args` and `name` are those of the model; `send_current_weights` is part of the protocol."""
+        """`args` and `name` are those of the model, `gpus` those that trainers lend to each of its engines."""
         self._args, self._name, self._run_dir, self._threads = args, name, run_dir, threads
-        self._group, self._manager = group, manager
+        self._group, self._manager, self._gpus = group, manager, gpus
         self.send_current_weights = send_current_weights
 
     def new_engine(self, seat: Seat) -> Any:
@@ -40,7 +41,8 @@ class EngineHost:
 
     def start_engine(self, actor: Any, index: int, again: bool) -> Any:
         """Start the actor's server."""
-        return actor.start.remote(self._args, self._name, index, self._run_dir, self._threads, again)
+        gpus = self._gpus[index] if self._gpus else ()
+        return actor.start.remote(self._args, self._name, index, self._run_dir, self._threads, gpus, again)
 
     def admit(self, url: str) -> Any:
         """Let the router send requests to an engine."""

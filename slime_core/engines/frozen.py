@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slime_core.options import FrozenModel, Options
 
 
@@ -13,13 +15,14 @@ def options_of(args: Options, model: FrozenModel) -> Options:
             sglang.pop(name, None)
         else:
             sglang[name] = list(values)
-    own = {
+    own: dict[str, Any] = {
         "model": model.path,
         "num_engines": model.num_engines,
         "num_gpus_per_engine": model.num_gpus_per_engine or args.num_gpus_per_engine,
         "max_context_tokens": model.max_context_tokens,
         "external_engines": [],
         "router_port": 0,
+        "offload_engines": False,
         "sglang": sglang,
     }
     return Options(**{**vars(args), **own})

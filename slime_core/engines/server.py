@@ -23,8 +23,21 @@ PORT_TAKEN = ("address already in use", "port is already in use", "errno 98")
 class EngineServer:
     """One engine: `start` gives its URL, `stop` ends it."""
 
-    def __init__(self, args: Options, index: int, log_dir: Path, threads: int, name: str = "engine") -> None:
-        """`name` says in logs and errors whose engine it is: `engine` for the policy's, a frozen model's own."""
+    def __init__(
+        self,
+        args: Options,
+        index: int,
+        log_dir: Path,
+        threads: int,
+        name: str = "engine",
+        gpus: Sequence[str] = (),
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            name: whose engine it is in logs and errors: `engine` for the policy's, a frozen model's own.
+            gpus: those it uses; by default those that this process may use.
+        """
         self._args, self._index, self._threads, self._name = args, index, threads, f"{name} {index}"
         self._log_dir = log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -32,6 +45,7 @@ class EngineServer:
             **os.environ,
             "OMP_NUM_THREADS": str(threads),
             "HF_HUB_OFFLINE": "1",
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             **dict(entry.split("=", 1) for entry in args.engine_env),
         }
         self.process: ServerProcess | None = None
@@ -59,7 +73,7 @@ class EngineServer:
         """Do nothing while the server runs and is healthy; may wait --engine-health-timeout-s for its answer.
 
         Args:
-            paused: it stands still because it was told to; SGLang then says that it is not healthy.
+            paused: it stands still because it was told to. SGLang's /health generates a token, and would hang.
             at_once: ask now, however lately it was asked, until it answers or is given up.
 
         Raises:
@@ -69,9 +83,9 @@ class EngineServer:
         limit = self._args.engine_health_timeout_s
         while at_once or time.monotonic() >= self._check_at:
             asked = time.monotonic()
-            status = status_of(f"{self._url}/health", limit)
+            status = status_of(f"{self._url}/{'model_info' if paused else 'health'}", limit)
             self._check_at = time.monotonic() + self._args.engine_health_interval_s
-            if status == 200 or (paused and status is not None):
+            if status == 200:
                 self._ill_since = math.inf
                 return
             self._check_process()
