@@ -9,6 +9,7 @@ def test_a_boxed_answer_earns_the_bonus():
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,8 +112,8 @@ class ScriptedEngine:
     """An engine for tests of generators: it answers with the given texts in order, whatever is asked.
 
     `answers` may also be a function from the text so far to the answer, for concurrent requests. An answer longer than
-    `max_new_tokens` is cut and finishes for length. `requests` keeps what was asked: tokens and sampling parameters;
-    `images` the images of each request.
+    `max_new_tokens` is cut and finishes for length. After `stop()` every request is answered at once with nothing, as
+    aborted. `requests` keeps what was asked: tokens and sampling parameters; `images` the images of each request.
     """
 
     def __init__(self, answers: Sequence[str] | Callable[[str], str], context_tokens: int = 2**31 - 1) -> None:
@@ -121,6 +122,15 @@ class ScriptedEngine:
         self.requests: list[tuple[list[int], dict[str, Any]]] = []
         self.images: list[list[str]] = []
         self._answers = answers
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the round: nothing more is generated."""
+        self._stopped.set()
+
+    async def until_stopped(self) -> None:
+        """Return once `stop` was called."""
+        await self._stopped.wait()
 
     async def generate(
         self,
@@ -138,7 +148,7 @@ class ScriptedEngine:
         ids = [int(token) for token in tokens]
         self.requests.append((ids, sampling_params))
         self.images.append(list(image_data or []))
-        text = self._next_answer(ids)
+        text = "" if self._stopped.is_set() else self._next_answer(ids)
         limit = int(sampling_params.get("max_new_tokens", len(text)))
         kept = text[:limit]
         return Generation(
@@ -146,7 +156,7 @@ class ScriptedEngine:
             text=kept,
             logprobs=np.full(len(kept), -1.0, np.float32),
             weight_versions=np.zeros(len(kept), np.int32),
-            finish_reason="length" if len(text) > limit else "stop",
+            finish_reason="abort" if self._stopped.is_set() else "length" if len(text) > limit else "stop",
             prompt_tokens=len(ids),
         )
 

@@ -71,6 +71,12 @@ class Sample:
     """By kind: `{"image": [...]}`, data URIs in the order of their places in the prompt."""
     session_id: str | None = None
     """Turns of one session go to the same engine where the router can."""
+    turn_ends: list[int] = field(default_factory=list)
+    """Of a sample of several turns: how many response tokens there were when each of the model's turns ended."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """One a turn, where a generator or reward gives them; they reach the loss beside `reward` and are no part of it."""
+    shares_reward: bool = False
+    """One trajectory made several samples: this one is not graded but has the reward of the one that is."""
 
     @property
     def response_length(self) -> int:
@@ -138,12 +144,14 @@ class Sample:
         self.loss_mask, self.logprobs = np.empty(0, np.uint8), np.empty(0, np.float32)
         self.weight_versions = np.empty(0, np.int32)
         self.status, self.reward, self.rewards, self.failure = Status.PENDING, None, {}, None
+        self.turn_ends, self.turn_rewards, self.shares_reward = [], [], False
 
     def clone(self) -> Sample:
         """A copy that shares no mutable state with this sample; the arrays are shared, as `append` makes new ones."""
         twin = copy.copy(self)
-        for name in ("prompt", "label", "rewards", "sampling_params", "metadata", "train_metadata", "multimodal"):
-            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        for f in fields(self):
+            if not isinstance(value := getattr(self, f.name), np.ndarray):
+                setattr(twin, f.name, copy.deepcopy(value))
         return twin
 
     def to_dict(self) -> dict[str, Any]:

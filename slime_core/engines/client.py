@@ -130,7 +130,7 @@ class EngineClient:
 
         An engine is told again until then: a request may still have been on its way.
         """
-        requests.stopped = True
+        requests.stop()
         self._aborting.add(requests)
         try:
             await self._abort_until(requests, time.monotonic() + timeout_s)
@@ -239,6 +239,10 @@ class SampleEngine:
         self._num_requests += 1
         params = {"sampling_seed": seed, **sampling_params}
         return await self._client.generate(tokens, params, requests=self._requests, **request)
+
+    async def until_stopped(self) -> None:
+        """Return once the round needs nothing more; requests then answer at once, as aborted."""
+        await self._requests.until_stopped()
 
 
 def parse_generation(answer: dict[str, Any]) -> Generation:
