@@ -27,6 +27,9 @@ from slime_core.types import Generation, Group, IntArray, Sample, Status
 class CharacterTokenizer:
     """A token a character, its id the character's code point: a test can read what it compares."""
 
+    all_special_tokens: tuple[str, ...] = ()
+    """There are none."""
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text; there are no special tokens."""
         return [ord(character) for character in text]
