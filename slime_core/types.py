@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from slime_core.extra_keys import round_numbers, shared_rewards, turn_rewards
+
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -293,7 +295,8 @@ class TrainBatch:
             truncated=np.array([s.status is Status.TRUNCATED for s in samples], np.bool_),
             metadata=[s.train_metadata for s in samples],
             multimodal=[s.multimodal for s in samples],
-            per_sample=_round_numbers(samples),
+            per_sample=round_numbers(samples) | shared_rewards(samples),
+            per_token=turn_rewards(samples),
         )
 
     def select(self, positions: Sequence[int] | IntArray) -> TrainBatch:
@@ -356,13 +359,6 @@ class _Pieces:
     def of(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows' elements, row after row; copied piece by piece, many times faster than by an index of elements."""
         return np.concatenate([flat[:0], *(flat[piece] for piece in self._slices)])
-
-
-def _round_numbers(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    """`round_number`, [S] int64, where generators note their turns in `metadata["round_number"]`; -1 without."""
-    if not any("round_number" in sample.metadata for sample in samples):
-        return {}
-    return {"round_number": np.array([sample.metadata.get("round_number", -1) for sample in samples], np.int64)}
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:
