@@ -31,7 +31,7 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--search-r1-url", metavar="URL", help="of the retrieval server, or of another web search")
     parser.add_argument("--search-r1-concurrency", type=count, default=64, metavar="N", help="searches at once")
     parser.add_argument("--search-r1-timeout-s", type=seconds, default=10.0, metavar="S", help="for one search")
-    parser.add_argument("--search-r1-cache-size", type=count, default=100_000, metavar="N", help="queries kept")
+    parser.add_argument("--search-r1-cache-size", type=count, default=10_000, metavar="N", help="queries kept")
     for part, weight in (("em", 1.0), ("f1", 0.0), ("format", 0.0)):
         parser.add_argument(
             f"--search-r1-{part}-weight", type=float, default=weight, metavar="W", help=f"of {part} in the reward"
