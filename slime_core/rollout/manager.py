@@ -23,6 +23,7 @@ from slime_core.rollout.convert import convert, split
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
 from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.loop_monitor import LoopMonitor
+from slime_core.rollout.prompts import Prompts
 from slime_core.rollout.reward import Rewards
 from slime_core.rollout.sample_file import read_groups, write_groups
 from slime_core.rollout.source import Source
@@ -77,8 +78,13 @@ class RolloutManager:
             worker_urls=worker_urls,
             context_tokens=args.max_context_tokens or context_length(args.model),
         )
+        self._prompts = Prompts(args, self.engine.tokenizer)
         self.source = Source(
-            args, bind("get_samples", args.get_samples), bind("buffer_filter", args.buffer_filter), self.engine
+            args,
+            bind("get_samples", args.get_samples),
+            bind("buffer_filter", args.buffer_filter),
+            self.engine,
+            self._prompts,
         )
         self._eval_datasets = open_eval_datasets(args, bind)
         self._rollout = bind("rollout", args.rollout)
@@ -88,6 +94,7 @@ class RolloutManager:
         self._stages = Stages(
             args=args,
             engine=self.engine,
+            prompts=self._prompts,
             generators=Generators(
                 args.generate_field, {plugin_name(name): bind("generate", name) for name in args.generate}
             ),
@@ -258,6 +265,8 @@ class RolloutManager:
         self, step: int, groups: list[Group], tally: Tally, version: int
     ) -> tuple[list[Shard], dict[str, float]]:
         """The round as the trainers get it, and its metrics; in one go on a thread, as large rounds take a while."""
+        for group in groups:
+            self._prompts.restore(group)
         batch = convert(self._args, self._convert, groups)
         shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
         if self._args.save_samples:

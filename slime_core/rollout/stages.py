@@ -13,6 +13,7 @@ from slime_core.errors import RolloutError
 from slime_core.options import Options
 from slime_core.rollout.filters import first_objection, ranked, scored
 from slime_core.rollout.generate import Generators, generate_samples
+from slime_core.rollout.prompts import Prompts
 from slime_core.rollout.reward import Rewards
 from slime_core.rollout.tally import Tally
 from slime_core.rollout.underway import Underway
@@ -33,6 +34,7 @@ class Stages:
 
     args: Options
     engine: EngineClient
+    prompts: Prompts
     generators: Generators
     rewards: Rewards
     dynamic_filters: list[Bound]
