@@ -22,6 +22,13 @@ class Trainer(Protocol):
             SlimeError: when the round lacks what the chosen estimator or loss needs.
         """
 
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """What training these samples will need of frozen models and of the policy as it is now.
+
+        `sample_index` [S], `response_lengths` [S], and `ref_logprobs` and `old_logprobs`, float32 [R], NaN at samples
+        that are not trained, where the options need them.
+        """
+
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Contiguous tensors under Hugging Face names, floating-point ones as `dtype`, in one order.
 
