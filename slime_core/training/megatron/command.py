@@ -35,7 +35,7 @@ def convert(source: Path, target: Path, to: str) -> None:
     warnings.simplefilter("ignore")  # of Megatron, at every load and save
     prepare_megatron("cpu")
     from slime_core.training.megatron import checkpoint
-    from slime_core.training.megatron.convert import load_weights, named_weights
+    from slime_core.training.megatron.convert import load_weights, named_weights, weight_map
     from slime_core.training.megatron.hugging_face import save_hugging_face
     from slime_core.training.megatron.model import build_model
     from slime_core.training.megatron.ranks import MegatronRanks
@@ -50,7 +50,7 @@ def convert(source: Path, target: Path, to: str) -> None:
             copy_files(source, target / MODEL, ("config.json", "generation_config.json", *TOKENIZER_FILES))
         else:
             checkpoint.load(model, None, None, source / TRAINER)
-            weights = named_weights(model, ranks.world, model.config.params_dtype)
+            weights = named_weights(model, weight_map(model, ranks.world), model.config.params_dtype)
             save_hugging_face(weights, described, target, writes=True)
     finally:
         ranks.leave()

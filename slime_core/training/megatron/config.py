@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 from importlib import metadata
 from pathlib import Path
@@ -66,8 +65,6 @@ def check_backend(args: argparse.Namespace) -> None:
                 f"{directory} has experts, which Megatron trains under --tensor-model-parallel-size only with "
                 "--sequence-parallel."
             )
-    if args.context_parallel_size > 1 and importlib.util.find_spec("transformer_engine") is None:
-        raise OptionError("--context-parallel-size needs Transformer-Engine, which is not installed.")
 
 
 def check_installed() -> None:
@@ -121,7 +118,6 @@ def megatron_config(
         "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
         "expert_model_parallel_size": args.expert_model_parallel_size,
         "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
-        "context_parallel_size": args.context_parallel_size,
         "sequence_parallel": args.sequence_parallel,
         # packed rows have a length of their own
         "variable_seq_lengths": True,
