@@ -1,9 +1,9 @@
-"""Make what scripts/search_r1_tiny.sh trains on: a corpus, a tokenizer, an untrained tiny Qwen3, demonstrations, questions.
+"""Make what scripts/search_r1_tiny.sh trains on: a corpus, an untrained tiny Qwen3, demonstrations and questions.
 
     python scripts/make_search_r1_tiny.py --out DIR [--seed N]
 
-Invented people have rooms, and only the corpus knows which. The demonstrations mix two styles: most guess a room at once
-and are wrong, the others search for the name and read it. Nothing says which style pays; reinforcement finds out.
+Invented people have rooms, and only the corpus knows which. The demonstrations mix two styles: most guess a room at
+once and are wrong, the others search for the name and read it. Nothing says which style pays; reinforcement finds out.
 """
 
 from __future__ import annotations

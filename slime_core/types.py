@@ -71,6 +71,10 @@ class Sample:
     """Travels to the loss with the sample."""
     multimodal: dict[str, Any] | None = None
     """By kind: `{"image": [...]}`, data URIs in the order of their places in the prompt."""
+    unexpanded_prompt: list[int] | None = None
+    """The prompt's ids with one placeholder an image, as engines take it; None where `tokens` begins with these."""
+    processed: dict[str, npt.NDArray[Any]] | None = None
+    """What the model's processor made of the images beside tokens; shared by the samples of a prompt, not saved."""
     session_id: str | None = None
     """Turns of one session go to the same engine where the router can."""
     turn_ends: list[int] = field(default_factory=list)
@@ -151,15 +155,17 @@ class Sample:
     def clone(self) -> Sample:
         """A copy that shares no mutable state with this sample; the arrays are shared, as `append` makes new ones."""
         twin = copy.copy(self)
-        for f in fields(self):
-            if not isinstance(value := getattr(self, f.name), np.ndarray):
-                setattr(twin, f.name, copy.deepcopy(value))
+        for name in ("prompt", "label", "rewards", "sampling_params", "metadata", "train_metadata", "multimodal"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        twin.turn_ends, twin.turn_rewards = list(self.turn_ends), list(self.turn_rewards)
         return twin
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; `from_dict` gives the sample back. NaN logprobs become null."""
+        """JSON-able form; `from_dict` gives the sample back, without `processed`. NaN logprobs become null."""
         out: dict[str, Any] = {}
         for f in fields(self):
+            if f.name == "processed":
+                continue
             value = getattr(self, f.name)
             if isinstance(value, np.ndarray):
                 value = value.tolist()
@@ -263,7 +269,7 @@ class TrainBatch:
     metadata: list[dict[str, Any] | None]
     """[S] `train_metadata` of each sample."""
     multimodal: list[dict[str, Any] | None]
-    """[S] images and the like, and what a processor made of them."""
+    """[S] images and the like; under `processed` what the model's processor made of them, for the model's forward."""
     per_sample: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """A converter's extra keys with one row a sample."""
     per_token: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -294,7 +300,7 @@ class TrainBatch:
             rollout_index=np.array([s.rollout_index for s in samples], np.int64),
             truncated=np.array([s.status is Status.TRUNCATED for s in samples], np.bool_),
             metadata=[s.train_metadata for s in samples],
-            multimodal=[s.multimodal for s in samples],
+            multimodal=[_with_processed(s) for s in samples],
             per_sample=round_numbers(samples) | shared_rewards(samples),
             per_token=turn_rewards(samples),
         )
@@ -359,6 +365,12 @@ class _Pieces:
     def of(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows' elements, row after row; copied piece by piece, many times faster than by an index of elements."""
         return np.concatenate([flat[:0], *(flat[piece] for piece in self._slices)])
+
+
+def _with_processed(sample: Sample) -> dict[str, Any] | None:
+    return (
+        sample.multimodal if sample.processed is None else {**(sample.multimodal or {}), "processed": sample.processed}
+    )
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:

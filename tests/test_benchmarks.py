@@ -26,7 +26,15 @@ def turns():
 
 
 @pytest.mark.parametrize(
-    "module", ["benchmarks.train_step", "benchmarks.grading", "benchmarks.weights", "benchmarks.multi_turn"]
+    "module",
+    [
+        "benchmarks.train_step",
+        "benchmarks.grading",
+        "benchmarks.weights",
+        "benchmarks.overlap",
+        "benchmarks.loss_memory",
+        "benchmarks.multi_turn",
+    ],
 )
 def test_help_is_shown(module):
     done = subprocess.run(

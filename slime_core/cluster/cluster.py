@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.cluster import reaper
 from slime_core.cluster.actors import EngineActor, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.fleet import Fleet
+from slime_core.cluster.overlap import Overlap
 from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
 from slime_core.errors import ClusterError, SlimeError, WeightSyncError
 from slime_core.options import Options
@@ -50,6 +51,7 @@ class Cluster:
         self._trained_since = False
         """Whether the trainer's weights are later ones."""
         self._trainers: list[Any] = []
+        self._overlap: Overlap | None = None
         self._manager: Any = None
         self._group: Any = None
         self._answered = 0.0
@@ -145,7 +147,7 @@ class Cluster:
         """Stop every process of the run; Ray too, if the run started it."""
         engines = self._fleet.take_actors() if self._fleet is not None else []
         actors = [a for a in [self._manager, *engines, *self._trainers] if a is not None]
-        self._manager, self._fleet, self._trainers = None, None, []
+        self._manager, self._fleet, self._overlap, self._trainers = None, None, None, []
         if not ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # a broken actor must not keep the others alive
@@ -188,6 +190,8 @@ class Cluster:
         self._get(loading)
         if self._trainers:
             self._get(self._trainers[0].connect.remote(args, self._run_dir))
+        if args.overlap_logprobs:
+            self._overlap = Overlap(self._manager, self._trainers, self._get)
 
     def _start_trainers(self, device: str) -> list[Any]:
         if not self._trainers:
@@ -238,6 +242,8 @@ class Cluster:
             self._poll_fleet()
             if self._fleet is not None:
                 self._fleet.require()
+            if self._overlap is not None:
+                self._overlap.poll()
         result = self._get(call)
         self._report(on_progress)
         return result

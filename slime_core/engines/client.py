@@ -228,16 +228,25 @@ class SampleEngine:
         # a continued sample must not draw again what its first tokens were drawn with
         self._seed = (run_seed * SEED_STRIDE + sample.index) * CONTINUATION_STRIDE + sample.response_length
         self._num_requests = 0
+        self._prompt, self._unexpanded = sample.tokens[: sample.prompt_length], sample.unexpanded_prompt
         self.tokenizer = client.tokenizer
         self.context_tokens = client.context_tokens
 
     async def generate(
         self, tokens: Sequence[int] | IntArray, sampling_params: dict[str, Any], **request: Any
     ) -> Generation:
-        """Continue `tokens`; see `EngineClient.generate` for what else a request may have."""
+        """Continue `tokens`; see `EngineClient.generate` for what else a request may have.
+
+        With `image_data` the prompt goes out with one placeholder an image, which the engine expands as the model's
+        processor did.
+        """
         seed = (self._seed * REQUEST_STRIDE + self._num_requests) % 2**31
         self._num_requests += 1
         params = {"sampling_seed": seed, **sampling_params}
+        if request.get("image_data") and self._unexpanded is not None:
+            ids, length = np.asarray(tokens), len(self._prompt)
+            if np.array_equal(ids[:length], self._prompt):
+                tokens = np.concatenate([np.asarray(self._unexpanded, ids.dtype), ids[length:]])
         return await self._client.generate(tokens, params, requests=self._requests, **request)
 
     async def until_stopped(self) -> None:

@@ -1,16 +1,71 @@
-"""What every loss gets besides its own term: importance correction, KL term and entropy bonus, by the options."""
+"""The loss of a micro-batch: the plugin's term, importance correction, KL term and entropy bonus, by the options."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from slime_core.algorithms import importance_weights, kl_estimate, offpolicy_mask
+from slime_core.algorithms import importance_weights, kl_estimate, offpolicy_mask, token_weights
+from slime_core.bound import Bound, blamed
+from slime_core.errors import PluginError
 from slime_core.options import importance_bounds
 from slime_core.training.batch import TensorBatch
+from slime_core.training.meters import Meters
+from slime_core.training.steps import Step
+from slime_core.types import IntArray
 
 Metrics = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """The loss of one optimiser step, micro-batch by micro-batch; their sum over all ranks is that of the step."""
+
+    args: argparse.Namespace
+    plugin: Bound
+    step: Step
+    meters: Meters
+    compare: bool
+    """Whether to note how far these log-probabilities are from the engine's."""
+
+    def __call__(
+        self, rows: IntArray, batch: TensorBatch, logprobs: torch.Tensor, entropy: torch.Tensor
+    ) -> torch.Tensor:
+        """The scalar whose gradient the micro-batch adds to the step's.
+
+        Args:
+            rows: [S] the places of these samples in the round's batch.
+            batch: the micro-batch; without `old_logprobs` these are the policy's own.
+            logprobs: float32 [R], with gradient.
+            entropy: float32 [R], with gradient.
+
+        Raises:
+            PluginError: when the plugin returns anything but a loss and metrics a token.
+        """
+        if batch.old_logprobs is None:
+            batch.old_logprobs = logprobs.detach()
+        with blamed(self.plugin):
+            given = self.plugin(args=self.args, batch=batch, logprobs=logprobs, entropy=entropy)
+        losses, metrics = pair(self.plugin, given, "(loss, metrics)")
+        for what, value in {"a loss": losses, **metrics}.items():
+            check_per_token(self.plugin, what, value, batch.num_response_tokens)
+        terms, measured = loss_terms(self.args, batch, losses.float(), logprobs, entropy)
+        kind, total = self.args.loss_aggregation, self.step.denominator(self.args)
+        of_rollouts = self.step.rollout_tokens
+        siblings = None if of_rollouts is None else of_rollouts[torch.from_numpy(rows)]
+        weights = token_weights(batch.loss_mask, batch.response_lengths, kind, total, rollout_tokens=siblings)
+        # a loss may be NaN or infinite where it is not trained
+        sums = {name: (torch.where(batch.loss_mask, term, 0.0) * weights).sum() for name, term in terms.items()}
+        loss = torch.stack(list(sums.values())).sum()
+        self.meters.add_losses({"loss": loss, **sums})
+        self.meters.add({**measured, **metrics, "entropy": entropy}, batch.loss_mask)
+        self.meters.add_advantages(batch)
+        if self.compare:
+            self.meters.compare(logprobs, batch.rollout_logprobs, batch.loss_mask)
+        return loss
 
 
 def loss_terms(
@@ -89,3 +144,28 @@ def mismatch_metrics(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor)
     engine = torch.where(rollout_logprobs.isnan(), old_logprobs, rollout_logprobs)
     ratio = torch.exp((old_logprobs - engine).clamp(-20.0, 20.0))
     return {"mismatch_kl": kl_estimate(engine, old_logprobs, "k3"), "mismatch_ratio": ratio}
+
+
+def pair(plugin: Bound, given: Any, form: str) -> tuple[Any, Any]:
+    """The two things that a plugin must return.
+
+    Raises:
+        PluginError: when it returned something else.
+    """
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise PluginError(f"plugin '{plugin.name}' from {plugin.origin} must return {form} in '{plugin.hook}'.")
+    return given
+
+
+def check_per_token(plugin: Bound, what: str, value: Any, size: int) -> None:
+    """Hold a plugin to one number a response token.
+
+    Raises:
+        PluginError: when the value is no tensor [size].
+    """
+    shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if shape != (size,):
+        raise PluginError(
+            f"plugin '{plugin.name}' from {plugin.origin} gave {what} of shape {shape} in "
+            f"'{plugin.hook}'; it must be a tensor with one entry a response token, ({size},)."
+        )

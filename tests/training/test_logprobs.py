@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.training.torch_backend.logprobs import head_logprobs, token_logprobs
+from slime_core.training.logprobs import head_logprobs, token_logprobs
 
 
 def reference(logits: torch.Tensor, targets: torch.Tensor, temperature: float):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from slime_core.errors import CheckpointError
+from slime_core.training.torch_backend.pretrained import from_pretrained
 
 MODEL, TRAINER = "model", "trainer"
 """The two directories of a checkpoint."""
@@ -22,6 +23,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "*.tiktoken",
     "chat_template*",
+    "*processor_config.json",
     "spiece.model",
     "sentencepiece*.model",
 )
@@ -48,7 +50,7 @@ def load_model(model: PreTrainedModel, directory: Path) -> None:
     """
     source = directory / MODEL
     try:
-        saved = AutoModelForCausalLM.from_pretrained(source, dtype=model.dtype, trust_remote_code=False).state_dict()
+        saved = from_pretrained(str(source), model.dtype).state_dict()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's model {source} cannot be loaded: {error}") from None
     own = model.state_dict()

@@ -12,11 +12,11 @@ from torch import nn
 from slime_core.algorithms import segment_sum, value_loss
 from slime_core.errors import CheckpointError
 from slime_core.training.batch import TensorBatch, micro_batches
+from slime_core.training.meters import Meters
+from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend import checkpoint
-from slime_core.training.torch_backend.meters import Meters
 from slime_core.training.torch_backend.model import load_policy
 from slime_core.training.torch_backend.optimizer import Optimizer
-from slime_core.training.torch_backend.ranks import Ranks
 from slime_core.types import IntArray
 
 NAME = "critic"

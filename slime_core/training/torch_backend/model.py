@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
-from slime_core.training.torch_backend.logprobs import head_logprobs, token_logprobs
+from slime_core.training.logprobs import head_logprobs, token_logprobs
+from slime_core.training.torch_backend.image_inputs import has_images, image_inputs
 from slime_core.training.torch_backend.packing import ATTENTION, pack, register_attention
+from slime_core.training.torch_backend.pretrained import from_pretrained, takes_images
 from slime_core.types import IntArray
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ class Policy:
         unpredictable = _unpredictable(batch, first)
         # an unpredictable first token borrows its own place, and is set to 0 below
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
-        logprobs, entropy = self._at(batch.tokens, lengths, place, batch.tokens[response])
+        logprobs, entropy = self._at(self._inputs(batch), lengths, place, batch.tokens[response])
         if unpredictable is None:
             return logprobs, entropy
         zero = torch.zeros_like(logprobs)
@@ -69,10 +71,8 @@ class Policy:
         lengths = batch.host.lengths
         at, first = _predicting(lengths, batch.host.response_lengths)
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
-        if self.packs:
-            return _hidden(self.model, packed_inputs(batch.tokens, lengths)).flatten(0, 1).index_select(0, place)
-        hidden = _hidden(self.model, padded_inputs(batch.tokens, lengths)).flatten(0, 1)
-        return hidden.index_select(0, _padded_places(lengths, self.device)[place])
+        hidden = _hidden(self.model, self._inputs(batch)).flatten(0, 1)
+        return hidden.index_select(0, place if self.packs else _padded_places(lengths, self.device)[place])
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         """Log-probability, at temperature 1, of every token but the first: float32 [n - 1]."""
@@ -80,14 +80,30 @@ class Policy:
         place = torch.arange(len(tokens) - 1, device=self.device)
         plain = replace(self, temperature=1.0)
         with torch.no_grad():
-            logprobs, _ = plain._at(ids, np.array([len(tokens)], np.int64), place, ids[1:])
+            lengths = np.array([len(tokens)], np.int64)
+            inputs = packed_inputs(ids, lengths) if self.packs else padded_inputs(ids, lengths)
+            logprobs, _ = plain._at(inputs, lengths, place, ids[1:])
         return logprobs
 
+    def _inputs(self, batch: TensorBatch) -> Inputs:
+        """The forward's arguments.
+
+        Raises:
+            SlimeError: when samples bring images and the model takes none.
+        """
+        lengths = batch.host.lengths
+        if has_images(batch.host) and not takes_images(self.model.config):
+            raise SlimeError(
+                f"the samples have images, but a {type(self.model).__name__} takes none; name another model."
+            )
+        if self.packs:
+            return packed_inputs(batch.tokens, lengths)
+        return {**padded_inputs(batch.tokens, lengths), **image_inputs(batch.host, self.device)}
+
     def _at(
-        self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
+        self, inputs: Inputs, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of targets [R] predicted at these places [R] of the packed tokens [T]."""
-        inputs = packed_inputs(tokens, lengths) if self.packs else padded_inputs(tokens, lengths)
         if not self.packs:
             place = _padded_places(lengths, self.device)[place]
         if self.splits_head:
@@ -110,9 +126,7 @@ def load_policy(args: argparse.Namespace, device: torch.device, directory: str |
     dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     register_attention()
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        directory or args.model, dtype=getattr(torch, dtype), trust_remote_code=False
-    )
+    model = from_pretrained(directory or args.model, getattr(torch, dtype))
     torch.nn.Module.to(model, device)
     # dropout would give one token several probabilities, so the model stays in evaluation mode
     model.eval()
@@ -206,6 +220,8 @@ def _can_pack(model: PreTrainedModel) -> bool:
     """Give the model packed attention if it then computes what it does on padded rows; otherwise leave it as it was."""
     before = model.config._attn_implementation
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if takes_images(model.config):
+        return _refuse(model, before, "images need rows of their own")
     if not kinds <= {"full_attention", "sliding_attention"} or not model._supports_attention_backend:
         return _refuse(model, before, "its layers do not all go through the attention interface")
     tokens = _probe_tokens(model)

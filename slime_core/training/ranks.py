@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 BUCKET = 2**25
 """Numbers summed by one all-reduce."""
+
+
+class DataParallel(Protocol):
+    """The ranks that share a round's samples, as one of them sees them."""
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+    def sum_(self, flat: torch.Tensor) -> torch.Tensor:
+        """Sum a flat tensor over them, in place."""
+
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """The JSON-able message of each, in one order, on every rank."""
 
 
 @dataclass(frozen=True)
