@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.types import NO_VERSION, Generation, IntArray, Sample, Status
 
 T = TypeVar("T")
@@ -141,21 +141,24 @@ class ToolResult:
     failed: bool = False
 
 
-async def call_tools(sample: Sample, calls: Sequence[Awaitable[str]], *, timeout_s: float) -> list[ToolResult]:
+async def call_tools(sample: Sample, calls: Sequence[Awaitable[str]], *, timeout_s: float | None) -> list[ToolResult]:
     """Run a turn's tool calls at the same time; results in the order of the calls.
 
     A call that raises, or takes longer than `timeout_s`, fails by itself: its text tells the model why. Calls and
     failed calls are counted in the sample's metadata `tool_calls` and `failed_tool_calls`, and in the round's metrics.
+    A SlimeError is for the user, not for the model, and ends the run.
     """
     results = await asyncio.gather(*(_call(call, timeout_s) for call in calls))
     _count_calls(sample, len(results), sum(result.failed for result in results))
     return results
 
 
-async def _call(call: Awaitable[str], timeout_s: float) -> ToolResult:
+async def _call(call: Awaitable[str], timeout_s: float | None) -> ToolResult:
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return ToolResult(await call)
+    except SlimeError:
+        raise
     except Exception as error:
         if limit.expired():
             return ToolResult(f"no result within {timeout_s:g} s", failed=True)

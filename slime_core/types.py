@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from slime_core.extra_keys import round_numbers, shared_rewards, turn_rewards
+
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -299,7 +301,8 @@ class TrainBatch:
             truncated=np.array([s.status is Status.TRUNCATED for s in samples], np.bool_),
             metadata=[s.train_metadata for s in samples],
             multimodal=[_with_processed(s) for s in samples],
-            per_sample=_round_numbers(samples),
+            per_sample=round_numbers(samples) | shared_rewards(samples),
+            per_token=turn_rewards(samples),
         )
 
     def select(self, positions: Sequence[int] | IntArray) -> TrainBatch:
@@ -365,16 +368,10 @@ class _Pieces:
 
 
 def _with_processed(sample: Sample) -> dict[str, Any] | None:
-    return (
-        sample.multimodal if sample.processed is None else {**(sample.multimodal or {}), "processed": sample.processed}
-    )
-
-
-def _round_numbers(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    """`round_number`, [S] int64, where generators note their turns in `metadata["round_number"]`; -1 without."""
-    if not any("round_number" in sample.metadata for sample in samples):
-        return {}
-    return {"round_number": np.array([sample.metadata.get("round_number", -1) for sample in samples], np.int64)}
+    """The sample's images with what the processor made of them."""
+    if sample.processed is None:
+        return sample.multimodal
+    return {**(sample.multimodal or {}), "processed": sample.processed}
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:

@@ -14,6 +14,7 @@ FLOORS = {
     "errors": 0,
     "hostile": 0,
     "multi_turn": 0,
+    "extra_keys": 0,
     "bound": 1,
     "plugins": 1,
     "options": 1,

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core import Generation, PluginError, Sample, Status, call_tools, split_turns, take_turns, turns_of
+from slime_core.engines.client import EngineClient, SampleEngine
+from slime_core.engines.requests import Requests
 from slime_core.testing import CharacterTokenizer, ScriptedEngine
 
 PROMPT = "?"
@@ -292,6 +295,36 @@ async def test_an_error_of_the_environment_itself_is_raised():
 
     with pytest.raises(KeyError):
         await run(ScriptedEngine(["one!"]), broken)
+
+
+async def test_a_running_tool_holds_no_place_at_the_engine():
+    """One place: the first sample's tool waits for an answer that the second sample gets meanwhile."""
+    second_answered = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        ids = (await request.json())["input_ids"]
+        if ids == [2]:
+            second_answered.set()
+        meta = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-1.0, 33, None]], "weight_version": "0"}
+        return web.json_response({"text": "!", "meta_info": meta})
+
+    async def wait(turn) -> str | None:
+        if turn.sample.tokens[0] == 1:
+            await second_answered.wait()
+        return "go on" if turn.number == 0 else None
+
+    app = web.Application()
+    app.router.add_post("/generate", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with EngineClient(url, tokenizer=CharacterTokenizer(), concurrency=1, timeout_s=10) as client:
+        samples = [Sample(tokens=np.array([first], np.int32)) for first in (1, 2)]
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(run(SampleEngine(client, Requests(), 0, s), wait, s) for s in samples))
+    await runner.cleanup()
+    assert [sample.response for sample in samples] == ["!go on!"] * 2
 
 
 # --- one trajectory as several samples --------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def has_equal_rewards(group: Group) -> bool:
 
 
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    rewards = [sample.reward for sample in samples if sample.reward is not None and not sample.shares_reward]
     if not rewards:
         return {}
     metrics = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.types import FloatArray, Shard
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Protocol):
-    """One data-parallel rank. Every rank gets the same calls in the same order, but for `weights`."""
+    """One rank. Every rank gets the same calls in the same order: any of them may need all ranks."""
 
     def train(self, step: int, shard: Shard) -> dict[str, float]:
         """Train one round and return its metrics, the same on every rank.
@@ -22,11 +22,25 @@ class Trainer(Protocol):
             SlimeError: when the round lacks what the chosen estimator or loss needs.
         """
 
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """What training these samples will need of frozen models and of the policy as it is now.
+
+        `sample_index` [S], `response_lengths` [S], and `ref_logprobs` and `old_logprobs`, float32 [R], NaN at samples
+        that are not trained, where the options need them.
+        """
+
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Contiguous tensors under Hugging Face names, floating-point ones as `dtype`, in one order; rank 0 only."""
+        """Contiguous tensors under Hugging Face names, floating-point ones as `dtype`, in one order.
+
+        Every rank must read to the end; what the others than rank 0 get is not defined. One whole tensor at a time is
+        in memory.
+        """
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
-        """Log-probabilities, at temperature 1, of every token of a prompt but the first: [n - 1]; rank 0 only."""
+        """Log-probabilities, at temperature 1, of every token of a prompt but the first: [n - 1]."""
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """Rank 0's JSON-able message, on every rank."""
 
     @property
     def vocab_size(self) -> int:
