@@ -39,7 +39,7 @@ class State(Enum):
 class Host(Protocol):
     """What the fleet asks of the run; each call gives a reference to wait for."""
 
-    def new_engine(self, seat: Seat) -> Any:
+    def new_engine(self, index: int, seat: Seat) -> Any:
         """An actor for an engine that is started later."""
 
     def start_engine(self, actor: Any, index: int, again: bool) -> Any:
@@ -83,7 +83,7 @@ class Fleet:
         """`name` says whose engines they are, as in EngineServer; metrics of a frozen model carry it."""
         self._args, self._host, self.name = args, host, name
         self._prefix = "engines/" if name == "engine" else f"engines/{name}/"
-        self.engines = [Engine(index, seat, host.new_engine(seat)) for index, seat in enumerate(seats)]
+        self.engines = [Engine(index, seat, host.new_engine(index, seat)) for index, seat in enumerate(seats)]
         self._patience_s = 2 * args.engine_health_timeout_s + ACTOR_PATIENCE_S
         self._messages: list[str] = []
         self._num_restarts = 0
@@ -239,7 +239,7 @@ class Fleet:
             return
         backoff = FIRST_BACKOFF_S * 2**engine.num_failed_starts if engine.num_failed_starts else 0.0
         engine.start_at = now + min(backoff, LONGEST_BACKOFF_S)
-        engine.actor = self._host.new_engine(engine.seat)
+        engine.actor = self._host.new_engine(engine.index, engine.seat)
         self._num_restarts += 1
         self._messages.append(f"{self.name} {engine.index} is started again: {reason.splitlines()[0]}")
 
