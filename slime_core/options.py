@@ -899,6 +899,11 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--use-rollout-logprobs", action="store_true", help="the engine's log-probabilities are the old policy's"
     )
     g.add_argument(
+        "--overlap-logprobs",
+        action="store_true",
+        help="compute reference and old log-probabilities of finished groups while the rest of a round generates",
+    )
+    g.add_argument(
         "--importance-correction",
         choices=["tis", "icepop", "mask"],
         help="weigh tokens by p_trainer / p_engine: clamped (tis), 0 out of bounds (icepop), or only 0 or 1 (mask)",
@@ -1315,6 +1320,12 @@ def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
     )
 
 
+def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
+    """Whether a round needs the policy's log-probabilities before its first update's own forward."""
+    several = num_steps > 1 or bool(args.kl_coef) or args.teacher_model is not None
+    return several and not args.use_rollout_logprobs
+
+
 # --- validation -------------------------------------------------------------------------------------------------------
 def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     """Refuse options that cannot work, alone or together, before anything starts.
@@ -1376,6 +1387,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         raise OptionError(
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
         )
+    _validate_overlap(args)
     if args.importance_correction is not None and args.use_rollout_logprobs:
         raise OptionError(
             "--importance-correction compares the trainer with the engine, whose log-probabilities "
@@ -1405,6 +1417,23 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         raise OptionError(f"--run-name '{args.run_name}' cannot be a directory name under --runs-dir.")
 
 
+def _validate_overlap(args: argparse.Namespace) -> None:
+    if not args.overlap_logprobs:
+        return
+    if args.num_trainers == 0 or args.num_engines == 0:
+        raise OptionError("--overlap-logprobs needs engines and trainers.")
+    if generates_ahead(args):
+        raise OptionError(
+            f"--overlap-logprobs and --max-staleness {args.max_staleness}: a round that is generated ahead keeps the "
+            "trainers busy with the one before it, whose update changes the log-probabilities; use one of them."
+        )
+    if not needs_reference(args) and not compares_old_logprobs(args, args.num_steps_per_rollout):
+        raise OptionError(
+            "--overlap-logprobs has nothing to compute: no reference (--kl-coef, --kl-loss-coef, --ref-model), and one "
+            "optimiser step a round finds the old log-probabilities in its own forward (--num-steps-per-rollout)."
+        )
+
+
 def _validate_frozen_models(args: argparse.Namespace) -> None:
     names = [model.name for model in args.frozen_model]
     if doubled := {name for name in names if names.count(name) > 1}:
@@ -1428,7 +1457,9 @@ def _validate_offload(args: argparse.Namespace) -> None:
         "--external-engines, which are not the run's to stop": bool(args.external_engines),
         "--placement disaggregated, where nobody shares": args.placement == "disaggregated",
         "this --max-staleness, under which engines generate while trainers train": generates_ahead(args),
+        "--overlap-logprobs, under which trainers compute while engines generate": args.overlap_logprobs,
         "--num-trainers 0": args.num_trainers == 0,
+        "--num-engines 0": args.num_engines == 0,
     }
     if found := next((reason for reason, applies in wrong.items() if applies), None):
         raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")

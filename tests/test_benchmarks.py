@@ -25,7 +25,16 @@ def turns():
     }
 
 
-@pytest.mark.parametrize("module", ["benchmarks.train_step", "benchmarks.grading", "benchmarks.weights"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "benchmarks.train_step",
+        "benchmarks.grading",
+        "benchmarks.weights",
+        "benchmarks.overlap",
+        "benchmarks.loss_memory",
+    ],
+)
 def test_help_is_shown(module):
     done = subprocess.run(
         [sys.executable, "-m", module, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=False

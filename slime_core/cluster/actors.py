@@ -22,6 +22,7 @@ from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
 from slime_core.errors import ClusterError
 from slime_core.options import Options
+from slime_core.rollout.early import Found
 from slime_core.rollout.manager import RolloutManager
 from slime_core.rollout.tally import Tally
 from slime_core.training.trainer import Trainer
@@ -154,6 +155,15 @@ class RolloutActor:
         shards = await asyncio.to_thread(lambda: [ray.put(shard) for shard in collected.shards])
         return RoundRefs(shards, collected.metrics)
 
+    async def take_early(self) -> list[Any] | None:
+        """References to a shard a rank of what will be trained and is new; None without any."""
+        shards = await self._manager.take_early()
+        return None if shards is None else [ray.put(shard) for shard in shards]
+
+    async def note_early(self, answers: Sequence[Any]) -> None:
+        """What the ranks found about it, by reference."""
+        self._manager.note_early(await asyncio.to_thread(ray.get, list(answers)))
+
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on every data set."""
         return await self._manager.evaluate(step)
@@ -234,6 +244,10 @@ class TrainerActor:
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
         return self._trainer.train(step, ray.get(shard_refs[0]))
+
+    def early_logprobs(self, shard_refs: list[Any]) -> Found:
+        """Log-probabilities of samples of the round that is still being generated."""
+        return self._trainer.early_logprobs(ray.get(shard_refs[0]))
 
     def release_engines(self, worker_urls: Sequence[str]) -> None:
         """Let all engines, which are these, free their GPU memory; rank 0 only."""

@@ -21,6 +21,7 @@ from slime_core.cluster import reaper
 from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.fleet import Fleet
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
+from slime_core.cluster.overlap import Overlap
 from slime_core.cluster.placement import choose_device, lent_gpus, plan, threads_each
 from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
@@ -51,6 +52,7 @@ class Cluster:
         self._trained_since = False
         """Whether the trainer's weights are later ones."""
         self._trainers: list[Any] = []
+        self._overlap: Overlap | None = None
         self._manager: Any = None
         self._group: Any = None
         self._answered = 0.0
@@ -134,7 +136,8 @@ class Cluster:
         """Stop every process of the run; Ray too, if the run started it."""
         engines = [actor for fleet in self._fleets() for actor in fleet.take_actors()]
         actors = [a for a in [self._manager, *engines, *self._trainers] if a is not None]
-        self._manager, self._fleet, self._frozen, self._trainers = None, None, [], []
+        self._manager, self._fleet, self._overlap = None, None, None
+        self._frozen, self._trainers = [], []
         if not ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # a broken actor must not keep the others alive
@@ -188,6 +191,8 @@ class Cluster:
         self._get(loading)
         if self._trainers:
             self._get(self._trainers[0].connect.remote(args, self._run_dir))
+        if args.overlap_logprobs:
+            self._overlap = Overlap(self._manager, self._trainers, self._get)
 
     def _host(
         self, args: Options, name: str, threads: int, send_weights: CurrentWeights, *places: Sequence[Sequence[Any]]
@@ -251,6 +256,8 @@ class Cluster:
             self._poll_fleet()
             for fleet in self._fleets():
                 fleet.require()
+            if self._overlap is not None:
+                self._overlap.poll()
         result = self._get(call)
         self._report(on_progress)
         return result

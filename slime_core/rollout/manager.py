@@ -20,6 +20,7 @@ from slime_core.options import Options, hook_choices
 from slime_core.plugins import load_plugins, plugin_name
 from slime_core.rollout.collected import check_groups, without_failed
 from slime_core.rollout.convert import convert, split
+from slime_core.rollout.early import Found
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
 from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.loop_monitor import LoopMonitor
@@ -131,7 +132,8 @@ class RolloutManager:
             groups = await self._collect(step, stages)
             collected = time.monotonic()
             try:
-                shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages.tally, trained_version)
+                await stages.early.close()
+                shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages, trained_version)
             except asyncio.CancelledError:
                 self.num_dropped += stages.tally.dropped.total()
                 self.source.add_groups(groups)
@@ -153,6 +155,15 @@ class RolloutManager:
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
         return Round(shards, metrics)
+
+    async def take_early(self) -> list[Shard] | None:
+        """A shard a rank of the groups that are new and will be trained in the round under way; None without any."""
+        batch = self._stages.early.take() if self._collecting else None
+        return None if batch is None else await asyncio.to_thread(split, batch, self._num_ranks, 1)
+
+    def note_early(self, answers: Sequence[Found]) -> None:
+        """What the ranks found about the last `take_early`."""
+        self._stages.early.note(answers)
 
     async def evaluate(self, step: int = 0) -> dict[str, float]:
         """Metrics of every evaluation data set, after `step` trained rounds."""
@@ -262,16 +273,18 @@ class RolloutManager:
             self._tasks.discard(task)
 
     def _packed(
-        self, step: int, groups: list[Group], tally: Tally, version: int
+        self, step: int, groups: list[Group], stages: Stages, version: int
     ) -> tuple[list[Shard], dict[str, float]]:
         """The round as the trainers get it, and its metrics; in one go on a thread, as large rounds take a while."""
         for group in groups:
             self._prompts.restore(group)
-        batch = convert(self._args, self._convert, groups)
+        batch, early = stages.early.fill(convert(self._args, self._convert, groups))
         shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
         if self._args.save_samples:
             self._save_samples(step, groups)
-        return shards, rollout_metrics(groups, dropped=tally.dropped, failed=tally.failed, weight_version=version)
+        tally = stages.tally
+        metrics = rollout_metrics(groups, dropped=tally.dropped, failed=tally.failed, weight_version=version)
+        return shards, metrics | ({"perf/early_logprob_fraction": early} if self._args.overlap_logprobs else {})
 
     def _save_samples(self, step: int, groups: list[Group]) -> None:
         directory = run_dir(self._args) / SAMPLES_DIR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.types import FloatArray, Shard
 
@@ -20,6 +20,13 @@ class Trainer(Protocol):
 
         Raises:
             SlimeError: when the round lacks what the chosen estimator or loss needs.
+        """
+
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """What training these samples will need of frozen models and of the policy as it is now.
+
+        `sample_index` [S], `response_lengths` [S], and `ref_logprobs` and `old_logprobs`, float32 [R], NaN at samples
+        that are not trained, where the options need them.
         """
 
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,10 @@ class TorchTrainer:
     def train(self, step: int, shard: Shard) -> dict[str, float]:
         """Train one round; the metrics are the same on every rank."""
         return self._round.train(step, shard)
+
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """Log-probabilities of samples whose round is still being generated."""
+        return self._round.early_logprobs(shard)
 
     @property
     def lr(self) -> float:
