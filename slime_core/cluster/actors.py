@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from slime_core.engines.client import EngineClient
 from slime_core.engines.connect import connect
@@ -20,7 +21,7 @@ from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.engines.router import Router
 from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
-from slime_core.errors import ClusterError
+from slime_core.errors import ClusterError, EngineError
 from slime_core.options import Options
 from slime_core.rollout.early import Found
 from slime_core.rollout.manager import RolloutManager
@@ -116,7 +117,13 @@ class EngineActor:
             ray.wait(stopping, num_returns=len(stopping), timeout=PART_TIMEOUT_S)
 
     def _check_followers(self) -> None:
-        ray.get([follower.check_part.remote() for follower in self._followers], timeout=PART_TIMEOUT_S)
+        for answer in [follower.check_part.remote() for follower in self._followers]:
+            try:
+                ray.get(answer, timeout=PART_TIMEOUT_S)
+            except RayTaskError as error:
+                raise EngineError(str(error.cause)) from None
+            except RayError as error:
+                raise EngineError(f"a part of the engine on another machine is gone: {error}") from None
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

@@ -171,8 +171,8 @@ class Cluster:
         # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
         threads = args.engine_threads or (0 if num_engines == 1 else threads_each(None, num_engines))
         self._trainers = [in_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
-        places = self._get([trainer.gpus.remote() for trainer in self._trainers])
-        gpus = lent_gpus(layout.lenders, places)
+        lend = any(layout.lenders)
+        gpus = lent_gpus(layout.lenders, self._get([t.gpus.remote() for t in self._trainers])) if lend else []
         host = self._host(args, POLICY, threads, self._send_current_weights, gpus, layout.followers)
         self._fleet = Fleet(args, host, layout.engines, POLICY)
         for model in args.frozen_model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +40,9 @@ class Host(Protocol):
 
     def new_engine(self, index: int, seat: Seat) -> Any:
         """An actor for an engine that is started later."""
+
+    def end_engine(self, index: int, actor: Any) -> None:
+        """End it, wherever it has parts; it may be gone already."""
 
     def start_engine(self, actor: Any, index: int, again: bool) -> Any:
         """Start its server; the result is the URL."""
@@ -227,8 +229,7 @@ class Fleet:
         self._last_problem = reason
         if engine.url:
             self._host.dismiss(engine.url)
-        with contextlib.suppress(Exception):  # most likely it is gone already
-            ray.kill(engine.actor)
+        self._host.end_engine(engine.index, engine.actor)
         engine.url, engine.call, engine.state = "", None, State.DOWN
         engine.down_since = engine.down_since or now
         if not served:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,15 @@ class EngineHost:
 
     def new_engine(self, index: int, seat: Seat) -> Any:
         """An actor in the seat, and others where the engine has parts."""
-        for actor in self._crews.pop(index, []):
-            ray.kill(actor)
         seats = self._followers[index] if self._followers else ()
         self._crews[index] = [in_seat(EngineActor, self._group, follower) for follower in seats]
         return in_seat(EngineActor, self._group, seat)
+
+    def end_engine(self, index: int, actor: Any) -> None:
+        """End its actors, and with them its servers."""
+        for one in [actor, *self._crews.pop(index, [])]:
+            with contextlib.suppress(Exception):  # most likely it is gone already
+                ray.kill(one)
 
     def start_engine(self, actor: Any, index: int, again: bool) -> Any:
         """Start the actor's server."""

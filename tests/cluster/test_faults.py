@@ -21,14 +21,22 @@ import pytest
 FAST = ["--engine-health-interval-s", "1", "--engine-health-timeout-s", "4"]
 
 
-def servers(run, command="slime_core.engines.embedded"):
-    """The server processes of a run: their supervisors' children, whatever they call themselves."""
+def supervisors(run, command):
+    """The supervisors of a run's servers: their command lines stay, whatever the servers call themselves."""
     found = []
     for process in run.processes():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            if command in line and "supervisor.py" in line:
-                found += process.children()
+            found += [process] if command in line and "supervisor.py" in line else []
+    return found
+
+
+def servers(run, command="slime_core.engines.embedded"):
+    """The server processes of a run."""
+    found = []
+    for supervisor in supervisors(run, command):
+        with contextlib.suppress(psutil.Error):
+            found += supervisor.children()
     return found
 
 
@@ -36,7 +44,7 @@ def serving(run, command="slime_core.engines.embedded"):
     """Those of its server processes that the router knows: an engine killed five times before that is given up."""
     found = []
     with contextlib.suppress(psutil.Error, OSError):
-        (router,) = servers(run, "sglang_router.launch_router")
+        (router,) = supervisors(run, "sglang_router.launch_router")
         words = router.cmdline()
         with urlopen(f"http://127.0.0.1:{words[words.index('--port') + 1]}/workers", timeout=5) as answer:
             ports = {urlsplit(worker["url"]).port for worker in json.load(answer)["workers"] if worker["is_healthy"]}
