@@ -133,7 +133,7 @@ def make_trainer(make_args: Callable[..., Options]) -> Iterator[Callable[..., To
         trainer.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_ranks() -> Callable[..., list[dict]]:
     """Run the ranks of a job as processes of their own; what each wrote."""
     return start_ranks

@@ -27,7 +27,7 @@ class Critic(nn.Module):
         super().__init__()
         self._args, self._ranks, self._max_tokens = args, ranks, max_tokens
         self._sharded = args.data_parallel == "fsdp2"
-        model = load_model(args, ranks.device, args.critic_model, trained=True)
+        model = load_model(args, ranks.device, args.critic_model or args.model)
         self.body = model.base_model
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)

@@ -11,7 +11,7 @@ from slime_core.errors import OptionError
 from slime_core.options import needs_reference
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.export import named_weights
-from slime_core.training.torch_backend.load import load_policy
+from slime_core.training.torch_backend.load import load_frozen
 from slime_core.training.torch_backend.model import Policy
 from slime_core.training.torch_backend.sharding import assign
 
@@ -53,7 +53,7 @@ def _load(args: argparse.Namespace, flag: str, directory: str | None, ranks: Ran
             f"{flag} {directory} has another vocabulary than --model {args.model}; log-probabilities of the same "
             "tokens can only be compared between models that share a tokenizer."
         )
-    return load_policy(args, ranks, directory, trained=False)
+    return load_frozen(args, ranks, directory or args.model)
 
 
 def _vocabulary(directory: str) -> dict[str, int]:

@@ -32,48 +32,49 @@ PROBE_LENGTHS = np.array([7, 6, 4])
 """Sequences on which a model shows that it can be packed."""
 
 
-def load_policy(
-    args: argparse.Namespace, ranks: Ranks, directory: str | None = None, *, trained: bool = True
-) -> Policy:
-    """Load `--model`, or the model of another directory; every rank must call it.
+def load_policy(args: argparse.Namespace, ranks: Ranks) -> Policy:
+    """Load `--model` and what trains beside it; every rank must call it."""
+    model = load_model(args, ranks.device, args.model)
+    choose_trainable(args, model)
+    _shorten_frozen(model, compute_dtype(args, ranks.device))
+    return _policy(args, ranks, model)
 
-    Args:
-        args: the options.
-        ranks: that it is cut up over under `--data-parallel fsdp2`.
-        directory: None for `--model`.
-        trained: whether it will be; a frozen one needs no float32.
-    """
-    model = load_model(args, ranks.device, directory, trained=trained)
+
+def load_frozen(args: argparse.Namespace, ranks: Ranks, directory: str) -> Policy:
+    """Load a model that does not train; every rank must call it."""
+    model = load_model(args, ranks.device, directory)
+    model.requires_grad_(False)
+    _shorten_frozen(model, compute_dtype(args, ranks.device))
+    return _policy(args, ranks, model)
+
+
+def load_model(args: argparse.Namespace, device: torch.device, directory: str) -> PreTrainedModel:
+    """A model on the CPU, all of which trains, in the dtype in which it is kept then."""
+    register_attention()
+    transformers_logging.disable_progress_bar()
+    # FSDP2 computes with copies in the dtype of the computation
+    dtype = torch.float32 if args.data_parallel == "fsdp2" else compute_dtype(args, device)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
+    # dropout would give one token several probabilities, so the model stays in evaluation mode
+    model.eval()
+    if args.recompute_activations:
+        _recompute_activations(model)
+    return model
+
+
+def _shorten_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _policy(args: argparse.Namespace, ranks: Ranks, model: PreTrainedModel) -> Policy:
     entry = Entry(model)
     dtype = compute_dtype(args, ranks.device)
     place(args, entry, ranks, dtype)
     packs, splits = probe(entry, model, ranks.device)
     temperature = float(args.temperature) if args.temperature > 0 else 1.0
     return Policy(entry, ranks.device, dtype, temperature, packs, splits)
-
-
-def load_model(
-    args: argparse.Namespace, device: torch.device, directory: str | None = None, *, trained: bool
-) -> PreTrainedModel:
-    """The model on the CPU, in the dtype in which it is kept."""
-    register_attention()
-    transformers_logging.disable_progress_bar()
-    masters = trained and args.data_parallel == "fsdp2"
-    dtype = torch.float32 if masters else compute_dtype(args, device)
-    model = AutoModelForCausalLM.from_pretrained(directory or args.model, dtype=dtype, trust_remote_code=False)
-    # dropout would give one token several probabilities, so the model stays in evaluation mode
-    model.eval()
-    if not trained:
-        model.requires_grad_(False)
-    elif directory is None:
-        choose_trainable(args, model)
-    if masters:
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(compute_dtype(args, device))
-    if trained and args.recompute_activations:
-        _recompute_activations(model)
-    return model
 
 
 def _recompute_activations(model: PreTrainedModel) -> None:

@@ -54,10 +54,8 @@ def _add_lora(args: argparse.Namespace, model: PreTrainedModel) -> None:
         inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
         raise OptionError(f"--lora-targets does not fit --model: {error}") from None
-    # adapters take the dtype of what they stand beside, and added modules are in training mode
     for parameter in model.parameters():
         parameter.data = parameter.data.to(model.dtype)
-    model.eval()
 
 
 def adapted(model: PreTrainedModel) -> Mapping[str, torch.nn.Module]:
