@@ -1581,14 +1581,6 @@ def _validate_backend(args: argparse.Namespace) -> None:
         raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
     if args.optimizer != "adamw":
         raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
-    if args.multimodal_keys:
-        raise OptionError("--multimodal-keys is for --train-backend torch; Megatron trains on text.")
-    if args.context_parallel_size > 1:
-        raise OptionError(
-            f"--context-parallel-size {args.context_parallel_size}: context parallelism needs Transformer-Engine's "
-            "attention and is not in this version; long sequences fit by --tensor-model-parallel-size with "
-            "--sequence-parallel and --recompute-num-layers."
-        )
     of_torch = {
         "--data-parallel fsdp2": args.data_parallel == "fsdp2",
         "--recompute-activations": args.recompute_activations,
@@ -1596,9 +1588,16 @@ def _validate_backend(args: argparse.Namespace) -> None:
         "--freeze-params": bool(args.freeze_params),
         "--only-train-params": bool(args.only_train_params),
         "--async-save": args.async_save,
+        "--multimodal-keys": bool(args.multimodal_keys),
     }
     if given := next((flag for flag, set_ in of_torch.items() if set_), None):
-        raise OptionError(f"{given} is for --train-backend torch; Megatron has flags of its own, see docs/megatron.md.")
+        raise OptionError(f"{given} is for --train-backend torch; see docs/megatron.md for what Megatron has.")
+    if args.context_parallel_size > 1:
+        raise OptionError(
+            f"--context-parallel-size {args.context_parallel_size}: context parallelism needs Transformer-Engine's "
+            "attention and is not in this version; long sequences fit by --tensor-model-parallel-size with "
+            "--sequence-parallel and --recompute-num-layers."
+        )
     copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % copy:
         raise OptionError(
