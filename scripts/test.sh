@@ -8,7 +8,7 @@ if [ "${1:-}" = "--all" ]; then
   tier=()
   shift
 fi
-"$root/scripts/install.sh" dev wandb bench
+"$root/scripts/install.sh" dev wandb bench megatron
 cd "$root"
 export PATH="$root/.venv/bin:$PATH"
 

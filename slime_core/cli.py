@@ -89,11 +89,18 @@ def run_train(words: list[str]) -> int:
 
     parsed = parse(words)
     if parsed.args.dry_run:
+        from slime_core.training.megatron.config import check_backend
+
+        check_backend(parsed.args)
         print(parsed.sources)
         plugins = Plugins()
         for reference in chosen_plugins(parsed.args):
             name = plugins.load(reference)
             print(describe(plugins, name))
+        if parsed.args.engine == "sglang":
+            from slime_core.engines.sglang import planned_commands
+
+            print("\n".join(planned_commands(parsed.args)))
         return 0
     from slime_core.train import train
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from slime_core.errors import EngineError
 from slime_core.hostile import hostile_answers as hostile_answers
 from slime_core.hostile import hostile_responses as hostile_responses
 from slime_core.options import Options, parse
-from slime_core.types import Generation, Group, IntArray, Sample, Status
+from slime_core.types import FloatArray, Generation, Group, IntArray, Sample, Status
 
 
 class CharacterTokenizer:
@@ -117,10 +117,17 @@ class ScriptedEngine:
     `answers` may also be a function from the text so far to the answer, for concurrent requests. An answer longer than
     `max_new_tokens` is cut and finishes for length. After `stop()` every request is answered at once with nothing, as
     aborted. `requests` keeps what was asked: tokens and sampling parameters; `images` the images of each request.
+    `frozen` names the engines of frozen models.
     """
 
-    def __init__(self, answers: Sequence[str] | Callable[[str], str], context_tokens: int = 2**31 - 1) -> None:
+    def __init__(
+        self,
+        answers: Sequence[str] | Callable[[str], str],
+        context_tokens: int = 2**31 - 1,
+        frozen: Mapping[str, ScriptedEngine] | None = None,
+    ) -> None:
         self.tokenizer = CharacterTokenizer()
+        self.frozen = dict(frozen or {})
         self.context_tokens = context_tokens
         self.requests: list[tuple[list[int], dict[str, Any]]] = []
         self.images: list[list[str]] = []
@@ -162,6 +169,10 @@ class ScriptedEngine:
             finish_reason="abort" if self._stopped.is_set() else "length" if len(text) > limit else "stop",
             prompt_tokens=len(ids),
         )
+
+    async def prompt_logprobs(self, tokens: Sequence[int] | IntArray) -> FloatArray:
+        """-1 for every token but the first; not noted in `requests`."""
+        return np.full(max(0, len(tokens) - 1), -1.0, np.float32)
 
     def _next_answer(self, tokens: list[int]) -> str:
         if callable(self._answers):

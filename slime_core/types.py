@@ -368,9 +368,10 @@ class _Pieces:
 
 
 def _with_processed(sample: Sample) -> dict[str, Any] | None:
-    return (
-        sample.multimodal if sample.processed is None else {**(sample.multimodal or {}), "processed": sample.processed}
-    )
+    """The sample's images with what the processor made of them."""
+    if sample.processed is None:
+        return sample.multimodal
+    return {**(sample.multimodal or {}), "processed": sample.processed}
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:

@@ -31,6 +31,7 @@ def turns():
         "benchmarks.train_step",
         "benchmarks.grading",
         "benchmarks.weights",
+        "benchmarks.multi_turn",
         "benchmarks.overlap",
         "benchmarks.loss_memory",
         "benchmarks.multi_turn",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import orjson
 
 from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
-from slime_core.engines.model_dir import context_length, load_tokenizer
+from slime_core.engines.connect import connect
 from slime_core.errors import CheckpointError, DataError
 from slime_core.options import Options, hook_choices
 from slime_core.plugins import load_plugins, plugin_name
@@ -65,20 +65,20 @@ class RolloutManager:
     Built and used inside a running event loop.
     """
 
-    def __init__(self, args: Options, router_url: str, worker_urls: Sequence[str], num_ranks: int) -> None:
+    def __init__(
+        self,
+        args: Options,
+        router_url: str,
+        worker_urls: Sequence[str],
+        num_ranks: int,
+        frozen: Mapping[str, EngineClient] | None = None,
+    ) -> None:
         self._args = args
         self._num_ranks = num_ranks
         choices = hook_choices(args)
         self._plugins = load_plugins(args, [name for hook in ROLLOUT_HOOKS for name in choices[hook]])
         bind = self._plugins.bind
-        self.engine = EngineClient(
-            router_url,
-            tokenizer=load_tokenizer(args.model),
-            concurrency=max(1, args.engine_max_requests * len(worker_urls)),
-            timeout_s=args.request_timeout_s,
-            worker_urls=worker_urls,
-            context_tokens=args.max_context_tokens or context_length(args.model),
-        )
+        self.engine = connect(args, router_url, worker_urls, frozen)
         self._prompts = Prompts(args, self.engine.tokenizer)
         self.source = Source(
             args,
