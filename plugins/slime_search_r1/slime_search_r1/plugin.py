@@ -79,7 +79,7 @@ class SearchR1:
             return None
         query = written[written.rfind(SEARCH) + len(SEARCH) :].strip() if SEARCH in written else ""
         if not query or len(query) > LONGEST_QUERY:
-            turn.sample.metadata["malformed_searches"] += 1
+            turn.sample.metadata["malformed_searches"] = turn.sample.metadata.get("malformed_searches", 0) + 1
             return self._information(engine, NO_QUERY)
         (result,) = await call_tools(turn.sample, [self._find(search, query)], timeout_s=None)
         return self._information(engine, _message(result))

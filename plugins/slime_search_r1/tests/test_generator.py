@@ -229,6 +229,26 @@ async def test_a_refusal_is_told_at_once_and_a_fault_tried_again(make_plugin, se
     assert num_refused == 1
 
 
+async def test_a_service_that_points_elsewhere_is_not_followed(make_plugin, serve, monkeypatch):
+    monkeypatch.setenv("SERPER_API_KEY", "secret")
+    keys = []
+
+    async def elsewhere(request):
+        keys.append(request.headers.get("X-API-KEY"))
+        return web.json_response({"organic": []})
+
+    async with serve(elsewhere) as other:
+
+        async def redirect(request):
+            return web.Response(status=307, headers={"Location": other})
+
+        async with serve(redirect) as url:
+            plugin = make_plugin("--search-r1-backend", "web", "--search-r1-url", url)
+            sample = await run(plugin, ScriptedEngine([SEARCH, ANSWER]))
+    assert keys == []
+    assert "HTTP 307" in sample.response
+
+
 async def test_a_search_that_hangs_is_timed_out(make_plugin, serve):
     async def hang(request):
         await asyncio.Event().wait()
