@@ -168,6 +168,15 @@ async def test_what_a_request_wrote_behind_a_stop_string_begun_by_an_aborted_one
     assert sample.logprobs.tolist()[:4] == [-1.0] * 4
 
 
+async def test_a_turn_that_was_aborted_at_the_end_of_its_stop_string_is_over():
+    sample = prompt()
+    sample.append([ord(c) for c in STOP], text=STOP, logprobs=[-1.0] * 3, weight_version=0)
+    sample.status = Status.ABORTED
+    engine = ScriptedEngine(["."])
+    sample = await run(engine, shout_at_stop, sample, stop=[STOP])
+    assert (sample.response, sample.turn_ends, len(engine.requests)) == (f"{STOP}<seen>.", [3, 10], 1)
+
+
 async def shout_at_stop(turn) -> str | None:
     return "<seen>" if turn.text.endswith(STOP) else None
 
