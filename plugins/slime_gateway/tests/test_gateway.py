@@ -285,6 +285,14 @@ async def test_a_command_that_fails_says_why(start, playing, tmp_path):
     assert sample.failure == "the agent failed: RuntimeError: the command exited with code 1: no such tool"
 
 
+async def test_a_command_that_leaves_something_running_has_ended_all_the_same(start, playing, tmp_path):
+    words = command(tmp_path, "import subprocess; subprocess.Popen(['sleep', '1000'])\n")
+    plugin = start(None, "--gateway-command", words, "--gateway-directory", str(tmp_path))
+    (sample,) = await generate(plugin, playing("12"))
+    assert sample.status is Status.COMPLETED
+    await until(lambda: not [p for p in children() if p.name() == "sleep"])
+
+
 async def test_a_command_and_what_it_started_are_killed_when_time_is_up(start, playing, tmp_path):
     words = command(tmp_path, "import subprocess; subprocess.run(['sleep', '1000'])\n")
     plugin = start(None, "--gateway-command", words, "--gateway-directory", str(tmp_path), "--gateway-timeout-s", "3")
