@@ -93,7 +93,7 @@ class Gateway:
         waits = False
         try:
             samples = await rollout.session.run(engine, sample)
-            waits = args.partial_rollout and not rollout.session.over
+            waits = args.partial_rollout and not evaluation and not rollout.session.over
         finally:
             if not waits:
                 await self._end(rollout)
