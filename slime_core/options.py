@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import math
 import re
@@ -473,6 +474,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--no-save", action="store_true", help="write no checkpoint")
     g.add_argument(
+        "--async-save", action="store_true", help="write checkpoints beside the rounds that follow, from a copy"
+    )
+    g.add_argument(
+        "--save-hf",
+        type=positive_int,
+        metavar="N",
+        help="write the model in the Hugging Face format to hf/ every N rounds and at the end, and keep it "
+        "(default: into every checkpoint)",
+    )
+    g.add_argument(
         "--keep-checkpoints", type=positive_int, default=2, metavar="N", help="older checkpoints are deleted"
     )
     g.add_argument(
@@ -698,9 +709,29 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--num-gpus-per-engine",
         type=positive_int,
+        metavar="N",
+        help="GPUs of a SGLang engine where trainers have GPUs: what its parallel sizes multiply to; without "
+        "--sglang-tp-size the tensor parallel size follows from it",
+    )
+    g.add_argument(
+        "--rollout-model",
+        metavar="DIR",
+        help="checkpoint that SGLang engines start from instead of --model's: the same model in block-wise FP8, to "
+        "which the trainer's weights are cast on their way",
+    )
+    g.add_argument(
+        "--num-nodes-per-engine",
+        type=positive_int,
         default=1,
         metavar="N",
-        help="GPUs of a SGLang engine where trainers have GPUs: its tensor times its pipeline parallel size",
+        help="machines that a SGLang engine is spread over, evenly; the first of them serves",
+    )
+    g.add_argument(
+        "--num-prefill-engines",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="so many of --num-engines only read prompts, the others only generate (SGLang's disaggregation)",
     )
     g.add_argument("--engine-python", metavar="PATH", help="Python of the engine's own environment (default: this one)")
     g.add_argument(
@@ -766,6 +797,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--train-backend", choices=["torch", "megatron"], default="torch")
     g.add_argument("--num-trainers", type=non_negative_int, default=1, metavar="N", help="ranks; 0: rollouts only")
     g.add_argument(
+        "--data-parallel",
+        choices=["replicated", "fsdp2"],
+        default="replicated",
+        help="every rank has the whole model, or a part of each layer's parameters, gradients and optimiser state",
+    )
+    g.add_argument(
         "--trainer-threads",
         type=positive_int,
         metavar="N",
@@ -774,7 +811,33 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--dtype",
         choices=["float32", "bfloat16"],
-        help="of the trained weights (default: float32 on CPU, bfloat16 on GPU)",
+        help="of the computation; the optimiser works in float32 (default: float32 on CPU, bfloat16 on GPU)",
+    )
+    g.add_argument(
+        "--cpu-offload",
+        action="store_true",
+        help="keep parameters, gradients and optimiser state in host memory; needs --data-parallel fsdp2",
+    )
+    g.add_argument(
+        "--recompute-activations",
+        action="store_true",
+        help="keep only the inputs of layers and compute the rest again in the backward pass: less memory, more time",
+    )
+    g.add_argument(
+        "--only-train-params", nargs="+", default=[], metavar="REGEX", help="of their names; all others are frozen"
+    )
+    g.add_argument("--freeze-params", nargs="+", default=[], metavar="REGEX", help="of the names of those that stay")
+    g.add_argument(
+        "--lora-rank",
+        type=positive_int,
+        metavar="N",
+        help="train LoRA adapters of this rank alone; engines and models on disk get them merged (slime-core[lora])",
+    )
+    g.add_argument(
+        "--lora-alpha", type=positive, metavar="X", help="adapters count alpha / rank times (default: --lora-rank)"
+    )
+    g.add_argument(
+        "--lora-targets", nargs="+", default=[], metavar="NAME", help="modules with adapters (default: all linear ones)"
     )
     g.add_argument(
         "--max-tokens-per-gpu", type=positive_int, default=8192, metavar="N", help="token budget of a micro-batch"
@@ -977,7 +1040,8 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
         "--weights-check-bound",
         type=positive,
         metavar="X",
-        help="largest mean difference in that comparison (default: 0.001 where both compute in float32, else 0.1)",
+        help="largest mean difference in that comparison (default: 0.001 where both compute in float32, 0.5 with a "
+        "--rollout-model in FP8, else 0.1)",
     )
 
 
@@ -1222,7 +1286,8 @@ def _resolve_run(args: argparse.Namespace) -> None:
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Make paths good in processes with another working directory."""
-    for name in ("model", "ref_model", "teacher_model", "critic_model", "runs_dir", "weights_dir"):
+    directories = ("model", "rollout_model", "ref_model", "teacher_model", "critic_model", "runs_dir", "weights_dir")
+    for name in directories:
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
     args.prompt_data = [file.resolved() for file in args.prompt_data]
@@ -1380,6 +1445,8 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--weight-transport tensor passes pickles, which the embedded engine does not read; use disk or broadcast, "
             "or --engine sglang."
         )
+    if args.rollout_model is not None and args.engine != "sglang":
+        raise OptionError("--rollout-model is for SGLang, which reads FP8; add --engine sglang, or drop it.")
     if args.sglang and args.engine != "sglang":
         raise OptionError(f"--sglang-{next(iter(args.sglang))} is for SGLang; add --engine sglang.")
     if args.generate_field and len(args.generate) < 2:
@@ -1391,7 +1458,23 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
             "the loss with --mask-offpolicy-in-partial-rollout."
         )
+    if args.cpu_offload and args.data_parallel != "fsdp2":
+        raise OptionError("--cpu-offload is FSDP2's; add --data-parallel fsdp2.")
+    if args.lora_rank is None and (args.lora_targets or args.lora_alpha is not None):
+        raise OptionError("--lora-targets and --lora-alpha shape adapters, of which there are none; add --lora-rank.")
+    if args.lora_rank is not None and (args.freeze_params or args.only_train_params):
+        raise OptionError("--lora-rank trains adapters alone; drop --freeze-params and --only-train-params.")
+    if args.lora_rank is not None and importlib.util.find_spec("peft") is None:
+        raise OptionError("--lora-rank needs peft: pip install 'slime-core[lora]'.")
+    for pattern in (*args.only_train_params, *args.freeze_params):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError(f"'{pattern}' is no regular expression for names of parameters: {error}.") from None
+    if args.save_hf is not None and args.num_trainers == 0:
+        raise OptionError("--save-hf writes a trained model, but --num-trainers is 0.")
     for flag, directory in {
+        "--rollout-model": args.rollout_model,
         "--ref-model": args.ref_model,
         "--teacher-model": args.teacher_model,
         "--critic-model": args.critic_model,
@@ -1400,6 +1483,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             raise OptionError(f"{flag} {directory} is not a model directory: it has no config.json.")
     _validate_frozen_models(args)
     _validate_offload(args)
+    _validate_layout(args)
     if args.ref_update_interval is not None and not needs_reference(args):
         raise OptionError(
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
@@ -1477,6 +1561,7 @@ def _validate_offload(args: argparse.Namespace) -> None:
         "this --max-staleness, under which engines generate while trainers train": generates_ahead(args),
         "--overlap-logprobs, under which trainers compute while engines generate": args.overlap_logprobs,
         "--num-trainers 0": args.num_trainers == 0,
+        "--num-engines 0": args.num_engines == 0,
     }
     if found := next((reason for reason, applies in wrong.items() if applies), None):
         raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")
@@ -1492,6 +1577,16 @@ def _validate_backend(args: argparse.Namespace) -> None:
         raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
     if args.optimizer != "adamw":
         raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
+    of_torch = {
+        "--data-parallel fsdp2": args.data_parallel == "fsdp2",
+        "--recompute-activations": args.recompute_activations,
+        "--lora-rank": args.lora_rank is not None,
+        "--freeze-params": bool(args.freeze_params),
+        "--only-train-params": bool(args.only_train_params),
+        "--async-save": args.async_save,
+    }
+    if given := next((flag for flag, set_ in of_torch.items() if set_), None):
+        raise OptionError(f"{given} is for --train-backend torch; Megatron has flags of its own, see docs/megatron.md.")
     copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
     if args.num_trainers % copy:
         raise OptionError(
@@ -1508,3 +1603,21 @@ def _validate_backend(args: argparse.Namespace) -> None:
         raise OptionError("--sequence-parallel needs --tensor-model-parallel-size of at least 2.")
     if args.overlap_param_gather and not args.overlap_grad_reduce:
         raise OptionError("--overlap-param-gather needs --overlap-grad-reduce.")
+
+
+def _validate_layout(args: argparse.Namespace) -> None:
+    for flag, given in {
+        "--num-prefill-engines": args.num_prefill_engines > 0,
+        "--num-nodes-per-engine": args.num_nodes_per_engine > 1,
+    }.items():
+        if given and (args.engine != "sglang" or args.external_engines):
+            raise OptionError(f"{flag} is for engines that the run starts with --engine sglang.")
+    if args.num_prefill_engines and args.num_prefill_engines >= args.num_engines:
+        raise OptionError(
+            f"--num-prefill-engines {args.num_prefill_engines} of --num-engines {args.num_engines} leave none to "
+            "generate."
+        )
+    if args.num_prefill_engines and args.router_policy == "manual":
+        raise OptionError("--router-policy manual keeps sessions on one engine; --num-prefill-engines needs another.")
+    if args.num_nodes_per_engine > 1 and args.offload_engines:
+        raise OptionError("--offload-engines is for engines on one machine; drop --num-nodes-per-engine.")

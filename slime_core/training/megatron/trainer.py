@@ -24,8 +24,8 @@ from slime_core.training.megatron.hugging_face import save_hugging_face
 from slime_core.training.megatron.model import MegatronModel, Row, build_model
 from slime_core.training.megatron.optimizer import Optimizer, wrap
 from slime_core.training.megatron.ranks import MegatronRanks
+from slime_core.training.model_files import TRAINER
 from slime_core.training.round import MicroLoss, Round
-from slime_core.training.torch_backend.checkpoint import MODEL, TRAINER
 from slime_core.types import FloatArray, IntArray, Shard
 
 
@@ -187,11 +187,19 @@ class MegatronTrainer:
         return str(self._policy.config.params_dtype).removeprefix("torch.")
 
     def save(self, directory: Path) -> None:
-        """Write the model, as transformers reads it, and the training state in Megatron's torch_dist format."""
+        """Write the training state in Megatron's torch_dist format."""
         self._gather_parameters()
         checkpoint.save(self._policy, self.optimizer, self._reference, self.ranks.world, directory / TRAINER)
+
+    def saved(self, *, wait: bool) -> bool:
+        """It is: `save` returns when all is written."""
+        return True
+
+    def export(self, directory: Path) -> None:
+        """Write the policy as transformers reads it; rank 0 does, the others give it their parts."""
+        self._gather_parameters()
         weights = named_weights(self._policy, self.ranks.world, self._policy.config.params_dtype)
-        save_hugging_face(weights, Path(self._args.model), directory / MODEL, self.ranks.rank == 0)
+        save_hugging_face(weights, Path(self._args.model), directory, self.ranks.rank == 0)
 
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint, of any layout."""

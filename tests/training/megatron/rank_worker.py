@@ -94,6 +94,7 @@ def train_and_save(trainer: MegatronTrainer, case: dict[str, Any], out: Path) ->
     """Train, save, note the weights, and go on for a round."""
     rounds(trainer, case)
     trainer.save(Path(case["checkpoint"]))
+    trainer.export(Path(case["checkpoint"]) / "model")
     return go_on(trainer, case, out)
 
 
