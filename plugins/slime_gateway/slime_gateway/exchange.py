@@ -40,10 +40,11 @@ class Exchange:
         if self._sessions.pop(session.key, None) is not None:
             self._totals += session.counts + session.trajectories.counts
 
-    def offer(self, session: Session, task: Task) -> None:
-        """Let a program that comes by itself take the task."""
-        self._waiting[session.key] = task
-        self._offered.set()
+    def offer(self, task: Task) -> None:
+        """Let a program that comes by itself take the task, if its session is open."""
+        if task.api_key in self._sessions:
+            self._waiting[task.api_key] = task
+            self._offered.set()
 
     async def next_task(self, wait_s: float) -> Task | None:
         """The oldest task that waits; None when there is none within `wait_s`."""

@@ -111,7 +111,7 @@ class Gateway:
                 process = min(self._processes, key=lambda one: one.num_running)
                 rollout.agent = process, await process.start(task, session.end)
             else:
-                self._exchange.offer(session, task)
+                self._exchange.offer(task)
         except BaseException:
             await self._end(rollout)
             raise

@@ -319,6 +319,22 @@ async def test_without_an_agent_programs_fetch_their_tasks(start, playing):
     assert sample.reward == 0.5
 
 
+async def test_a_program_is_given_the_address_that_it_came_by(start, playing, monkeypatch):
+    monkeypatch.setenv("SLIME_TEST_GATEWAY_KEY", "secret")
+    plugin = start(None, "--gateway-host", "0.0.0.0", "--gateway-key-env", "SLIME_TEST_GATEWAY_KEY")
+    running = asyncio.create_task(generate(plugin, playing("12")))
+    await until(lambda: plugin[0]._url)
+    assert plugin[0]._url.startswith("http://127.0.0.1:")
+    url = plugin[0]._url.replace("127.0.0.1", "127.0.0.2")
+    async with (
+        aiohttp.ClientSession(headers={"x-api-key": "secret"}) as program,
+        program.post(f"{url}/start_rollout", json={}) as answer,
+    ):
+        assert (await answer.json())["base_url"] == f"{url}/v1"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("flags", "words"),

@@ -293,7 +293,7 @@ async def test_a_program_fetches_a_task_works_on_it_and_writes_its_reward(serve)
     async with aiohttp.ClientSession() as program:
         async with program.post(f"{place.url}/start_rollout", json={"max_wait_s": 0}) as answer:
             assert answer.status == 204
-        place.exchange.offer(place.session, task)
+        place.exchange.offer(task)
         async with program.post(f"{place.url}/start_rollout", json={}) as answer:
             given = Task(**await answer.json())
         client = place.openai.with_options(api_key=given.api_key, base_url=given.base_url)
