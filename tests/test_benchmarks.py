@@ -35,6 +35,7 @@ def turns():
         "benchmarks.gateway",
         "benchmarks.overlap",
         "benchmarks.loss_memory",
+        "benchmarks.backends",
     ],
 )
 def test_help_is_shown(module):
