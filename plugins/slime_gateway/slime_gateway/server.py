@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from slime_gateway import openai_api
@@ -204,8 +204,9 @@ def _key_of(request: web.Request) -> str:
 async def _json_object(request: web.Request) -> dict[str, Any]:
     content = await request.read()
     try:
-        body = orjson.loads(content or b"{}")
-    except orjson.JSONDecodeError as error:
+        # not orjson: whole numbers of any size must come back as they were sent
+        body = json.loads(content or b"{}")
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_json", "the body must be a JSON object")
@@ -220,4 +221,4 @@ async def _sent(request: web.Request, response: web.Response) -> web.Response:
 
 
 def _json_response(body: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+    return web.Response(body=json.dumps(body).encode(), status=status, content_type="application/json")
