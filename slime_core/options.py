@@ -341,6 +341,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
     _add_evaluation(parser)
     _add_engines(parser)
     _add_training(parser)
+    _add_megatron(parser)
     _add_objective(parser)
     _add_weights(parser)
     _add_cluster(parser)
@@ -782,10 +783,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--model", metavar="DIR", help="the model to train, in the Hugging Face format (config, weights, tokenizer)"
     )
-    g.add_argument("--train-backend", choices=["torch"], default="torch")
-    g.add_argument(
-        "--num-trainers", type=non_negative_int, default=1, metavar="N", help="data-parallel ranks; 0: rollouts only"
-    )
+    g.add_argument("--train-backend", choices=["torch", "megatron"], default="torch")
+    g.add_argument("--num-trainers", type=non_negative_int, default=1, metavar="N", help="ranks; 0: rollouts only")
     g.add_argument(
         "--trainer-threads",
         type=positive_int,
@@ -825,6 +824,34 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--adam-betas", type=fraction, nargs=2, default=[0.9, 0.999], metavar=("B1", "B2"))
     g.add_argument("--adam-eps", type=positive, default=1e-8, metavar="X")
     g.add_argument("--clip-grad", type=non_negative, default=1.0, metavar="X", help="largest gradient norm; 0: off")
+
+
+def _add_megatron(parser: argparse.ArgumentParser) -> None:
+    g = parser.add_argument_group("megatron", "for --train-backend megatron; what the sizes leave is data parallel")
+    for flag, what in {
+        "--tensor-model-parallel-size": "ranks that share each matrix",
+        "--pipeline-model-parallel-size": "ranks that share the layers",
+        "--expert-model-parallel-size": "ranks that share the experts",
+        "--expert-tensor-parallel-size": "ranks that share each expert's matrices",
+        "--context-parallel-size": "ranks that share each sequence; needs Transformer-Engine",
+    }.items():
+        g.add_argument(flag, type=positive_int, default=1, metavar="N", help=what)
+    g.add_argument(
+        "--sequence-parallel", action="store_true", help="tensor-parallel ranks share what lies between matrices too"
+    )
+    g.add_argument(
+        "--recompute-num-layers",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="layers whose inside is computed again in the backward pass, together; 0: none",
+    )
+    g.add_argument("--overlap-grad-reduce", action="store_true", help="sum gradients while the backward pass goes on")
+    g.add_argument(
+        "--overlap-param-gather",
+        action="store_true",
+        help="fetch the updated weights while the next forward pass goes on; needs --overlap-grad-reduce",
+    )
 
 
 def _add_objective(parser: argparse.ArgumentParser) -> None:
@@ -1326,6 +1353,22 @@ def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
     return several and not args.use_rollout_logprobs
 
 
+MEGATRON_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "context_parallel_size",
+)
+MEGATRON_FLAGS = (
+    *MEGATRON_SIZES,
+    "sequence_parallel",
+    "recompute_num_layers",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+)
+
+
 # --- validation -------------------------------------------------------------------------------------------------------
 def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     """Refuse options that cannot work, alone or together, before anything starts.
@@ -1400,6 +1443,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         raise OptionError("--num-epoch counts passes over --prompt-data, which is not given.")
     if args.external_engines and len(set(args.external_engines)) < len(args.external_engines):
         raise OptionError("--external-engines names an engine twice.")
+    _validate_backend(args)
     if args.num_trainers == 0 and args.num_engines == 0:
         raise OptionError("--num-trainers and --num-engines are both 0; there is nothing to run.")
     if args.num_engines == 0 and args.eval_data:
@@ -1463,6 +1507,34 @@ def _validate_offload(args: argparse.Namespace) -> None:
     }
     if found := next((reason for reason, applies in wrong.items() if applies), None):
         raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")
+
+
+def _validate_backend(args: argparse.Namespace) -> None:
+    if args.train_backend != "megatron":
+        for name in MEGATRON_FLAGS:
+            if getattr(args, name) > (name in MEGATRON_SIZES):
+                raise OptionError(f"--{name.replace('_', '-')} is for Megatron; add --train-backend megatron.")
+        return
+    if args.critic:
+        raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
+    if args.optimizer != "adamw":
+        raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
+    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    if args.num_trainers % copy:
+        raise OptionError(
+            f"--num-trainers {args.num_trainers} is no multiple of the {copy} ranks of one copy of the model "
+            "(--tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size)."
+        )
+    experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
+    if args.num_trainers % experts:
+        raise OptionError(
+            f"--num-trainers {args.num_trainers} is no multiple of the {experts} ranks of one copy of the experts "
+            "(--expert-model-parallel-size x --expert-tensor-parallel-size x --pipeline-model-parallel-size)."
+        )
+    if args.sequence_parallel and args.tensor_model_parallel_size == 1:
+        raise OptionError("--sequence-parallel needs --tensor-model-parallel-size of at least 2.")
+    if args.overlap_param_gather and not args.overlap_grad_reduce:
+        raise OptionError("--overlap-param-gather needs --overlap-grad-reduce.")
 
 
 def _validate_layout(args: argparse.Namespace) -> None:

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from slime_core.extra_keys import round_numbers, shared_rewards, turn_rewards
+
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -75,6 +77,12 @@ class Sample:
     """What the model's processor made of the images beside tokens; shared by the samples of a prompt, not saved."""
     session_id: str | None = None
     """Turns of one session go to the same engine where the router can."""
+    turn_ends: list[int] = field(default_factory=list)
+    """Of a sample of several turns: how many response tokens there were when each of the model's turns ended."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """One a turn, where a generator or reward gives them; they reach the loss beside `reward` and are no part of it."""
+    shares_reward: bool = False
+    """One trajectory made several samples: this one is not graded but has the reward of the one that is."""
 
     @property
     def response_length(self) -> int:
@@ -142,12 +150,14 @@ class Sample:
         self.loss_mask, self.logprobs = np.empty(0, np.uint8), np.empty(0, np.float32)
         self.weight_versions = np.empty(0, np.int32)
         self.status, self.reward, self.rewards, self.failure = Status.PENDING, None, {}, None
+        self.turn_ends, self.turn_rewards, self.shares_reward = [], [], False
 
     def clone(self) -> Sample:
         """A copy that shares no mutable state with this sample; the arrays are shared, as `append` makes new ones."""
         twin = copy.copy(self)
         for name in ("prompt", "label", "rewards", "sampling_params", "metadata", "train_metadata", "multimodal"):
             setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        twin.turn_ends, twin.turn_rewards = list(self.turn_ends), list(self.turn_rewards)
         return twin
 
     def to_dict(self) -> dict[str, Any]:
@@ -291,7 +301,8 @@ class TrainBatch:
             truncated=np.array([s.status is Status.TRUNCATED for s in samples], np.bool_),
             metadata=[s.train_metadata for s in samples],
             multimodal=[_with_processed(s) for s in samples],
-            per_sample=_round_numbers(samples),
+            per_sample=round_numbers(samples) | shared_rewards(samples),
+            per_token=turn_rewards(samples),
         )
 
     def select(self, positions: Sequence[int] | IntArray) -> TrainBatch:
@@ -357,16 +368,10 @@ class _Pieces:
 
 
 def _with_processed(sample: Sample) -> dict[str, Any] | None:
-    return (
-        sample.multimodal if sample.processed is None else {**(sample.multimodal or {}), "processed": sample.processed}
-    )
-
-
-def _round_numbers(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    """`round_number`, [S] int64, where generators note their turns in `metadata["round_number"]`; -1 without."""
-    if not any("round_number" in sample.metadata for sample in samples):
-        return {}
-    return {"round_number": np.array([sample.metadata.get("round_number", -1) for sample in samples], np.int64)}
+    """The sample's images with what the processor made of them."""
+    if sample.processed is None:
+        return sample.multimodal
+    return {**(sample.multimodal or {}), "processed": sample.processed}
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:

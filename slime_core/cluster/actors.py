@@ -21,11 +21,12 @@ from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.engines.router import Router
 from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
-from slime_core.errors import ClusterError, EngineError
+from slime_core.errors import EngineError
 from slime_core.options import Options
 from slime_core.rollout.early import Found
 from slime_core.rollout.manager import RolloutManager
 from slime_core.rollout.tally import Tally
+from slime_core.training.together import follow, leading
 from slime_core.training.trainer import Trainer
 from slime_core.weights.sync import WeightSync
 
@@ -235,12 +236,10 @@ class TrainerActor:
         """Load the model."""
         import torch
 
-        from slime_core.training.torch_backend.trainer import TorchTrainer
-
         torch.set_num_threads(threads)
         host, port = address
         self._sync: WeightSync | None = None
-        self._trainer: Trainer = TorchTrainer(
+        self._trainer: Trainer = trainer_class(args.train_backend, device)(
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
 
@@ -256,26 +255,29 @@ class TrainerActor:
         """Log-probabilities of samples of the round that is still being generated."""
         return self._trainer.early_logprobs(ray.get(shard_refs[0]))
 
-    def release_engines(self, worker_urls: Sequence[str]) -> None:
-        """Let all engines, which are these, free their GPU memory; rank 0 only."""
-        sync = self._connected()
-        sync.set_engines(worker_urls)
-        asyncio.run(sync.release())
+    def release_engines(self, worker_urls: Sequence[str]) -> dict[str, float]:
+        """Let all engines, which are these, free their GPU memory; rank 0 does it."""
+        if self._sync is not None:
+            self._sync.set_engines(worker_urls)
+            asyncio.run(self._sync.release())
+        return {}
 
     def send_weights(self, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
-        """Give all engines, which are these, the current weights; rank 0 only."""
-        sync = self._connected()
-        sync.set_engines(worker_urls)
-        return asyncio.run(sync.send(self._trainer, version))
+        """Give all engines, which are these, the current weights; rank 0 speaks with them."""
+        if self._sync is not None:
+            self._sync.set_engines(worker_urls)
+        return self._send(version, None)
 
     def send_weights_to(self, version: int, url: str) -> None:
-        """Give an engine that joins the weights that the others have; rank 0 only."""
-        asyncio.run(self._connected().send(self._trainer, version, [url]))
+        """Give an engine that joins the weights that the others have; rank 0 speaks with it."""
+        self._send(version, [url])
 
-    def _connected(self) -> WeightSync:
+    def _send(self, version: int, worker_urls: Sequence[str] | None) -> dict[str, float]:
         if self._sync is None:
-            raise ClusterError("this rank sends no weights; rank 0 does.")
-        return self._sync
+            follow(self._trainer)
+            return {}
+        with leading(self._trainer) as source:
+            return asyncio.run(self._sync.send(source, version, worker_urls))
 
     def save(self, directory: Path, num_rounds: int) -> None:
         """Write model and training state."""
@@ -290,6 +292,20 @@ class TrainerActor:
         if self._sync is not None:
             self._sync.close()
         self._trainer.close()
+
+
+def trainer_class(backend: str, device: str) -> Any:
+    """The Trainer of `--train-backend`."""
+    if backend == "megatron":
+        from slime_core.training.megatron.device import prepare_megatron
+
+        prepare_megatron(device)
+        from slime_core.training.megatron.trainer import MegatronTrainer
+
+        return MegatronTrainer
+    from slime_core.training.torch_backend.trainer import TorchTrainer
+
+    return TorchTrainer
 
 
 class MessageCollector(logging.Handler):

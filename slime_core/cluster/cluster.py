@@ -22,7 +22,7 @@ from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerAc
 from slime_core.cluster.fleet import Fleet, State
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
 from slime_core.cluster.overlap import Overlap
-from slime_core.cluster.placement import choose_device, lent_gpus, plan, threads_each
+from slime_core.cluster.placement import choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
 from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
@@ -92,18 +92,11 @@ class Cluster:
             return {}
         if self._args.offload_engines:
             self._settle_fleet(State.STARTING)  # it would take memory that the trainers need
-            self._tell_engines(lambda urls: self._trainers[0].release_engines.remote(urls))
-        calls = [
-            trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
-        ]
+            self._tell_engines(lambda urls: [self._trainers[0].release_engines.remote(urls)])
+        shards = [collected.shards[share] for share in data_parallel_ranks(self._args)]
+        calls = [trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, shards, strict=True)]
         self._trained_since = True
-        waiting = calls
-        while waiting:
-            done, waiting = ray.wait(waiting, timeout=POLL_S)
-            self._get(done)
-            self._poll_fleet(paused=self._args.offload_engines)
-        metrics: list[dict[str, float]] = self._get(calls)
-        return metrics[0]
+        return self._all(calls, paused=self._args.offload_engines)[0]
 
     def send_weights(self, version: int) -> dict[str, float]:
         """Give every engine the trainer's weights as `version`, verified.
@@ -112,7 +105,9 @@ class Cluster:
         """
         if not self._trainers or self._fleet is None or not self._fleet.engines:
             return {}
-        urls, metrics = self._tell_engines(lambda urls: self._trainers[0].send_weights.remote(version, urls))
+        urls, metrics = self._tell_engines(
+            lambda urls: [trainer.send_weights.remote(version, urls) for trainer in self._trainers]
+        )
         self._version, self._trained_since = version, False
         self._fleet.has_weights(urls)
         return metrics
@@ -184,8 +179,8 @@ class Cluster:
         loading = self._start_trainers(device)
         self._get([call for calls in serving.values() for call in calls])
         urls: dict[str, list[str]] = {name: self._get(calls) for name, calls in serving.items()}
-        policy, num_ranks = urls.pop(POLICY), len(self._trainers)
-        self._get(self._manager.start.remote(args, policy, urls, num_ranks, self._run_dir))
+        policy, num_shards = urls.pop(POLICY), len(set(data_parallel_ranks(args)))
+        self._get(self._manager.start.remote(args, policy, urls, num_shards, self._run_dir))
         self._fleet.started(policy)
         for fleet in self._frozen:
             fleet.started(urls[fleet.name])
@@ -193,7 +188,7 @@ class Cluster:
         if self._trainers:
             self._get(self._trainers[0].connect.remote(args, self._run_dir))
         if args.overlap_logprobs:
-            self._overlap = Overlap(self._manager, self._trainers, self._get)
+            self._overlap = Overlap(self._manager, self._trainers, data_parallel_ranks(args), self._get)
 
     def _host(
         self, args: Options, name: str, threads: int, send_weights: CurrentWeights, *places: Sequence[Sequence[Any]]
@@ -221,21 +216,19 @@ class Cluster:
             return ray.put(None)
         if self._trained_since or self._version < 0:
             return None
-        return self._trainers[0].send_weights_to.remote(self._version, url)
+        calls = [trainer.send_weights_to.remote(self._version, url) for trainer in self._trainers]
+        return calls[0]
 
-    def _tell_engines(self, call: Callable[[list[str]], Any]) -> tuple[list[str], dict[str, float]]:
-        """Let rank 0 tell all engines something under which they stand still; whom it told, and its answer.
+    def _tell_engines(self, call: Callable[[list[str]], list[Any]]) -> tuple[list[str], dict[str, float]]:
+        """Let trainers tell all engines something under which they stand still; whom it told, and its answer.
 
         One that dies meanwhile is left out, and the others are told again.
         """
         while True:
             self._settle_fleet(State.JOINING)
             urls = self._wait_for_engines()
-            called = call(urls)
             try:
-                while not ray.wait([called], timeout=POLL_S)[0]:
-                    self._poll_fleet(paused=True)
-                return urls, self._get(called)
+                return urls, self._all(call(urls), paused=True)[0]
             except (EngineError, WeightSyncError):
                 if self._fleet is None or self._fleet.all_well(urls):
                     raise
@@ -268,6 +261,16 @@ class Cluster:
         result = self._get(call)
         self._report(on_progress)
         return result
+
+    def _all(self, calls: list[Any], paused: bool = False) -> list[dict[str, float]]:
+        """The metrics of every trainer, unless one fails; meanwhile the engines, maybe paused, are watched."""
+        waiting = calls
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=POLL_S)
+            self._get(done)
+            self._poll_fleet(paused)
+        metrics: list[dict[str, float]] = self._get(calls)
+        return metrics
 
     def _poll_fleet(self, paused: bool = False) -> None:
         if self._fleet is not None:

@@ -11,8 +11,9 @@ import ray
 class Overlap:
     """One batch at a time goes from the manager to the trainers, and what they found back; `poll` never waits."""
 
-    def __init__(self, manager: Any, trainers: Sequence[Any], get: Callable[[Any], Any]) -> None:
-        self._manager, self._trainers, self._get = manager, trainers, get
+    def __init__(self, manager: Any, trainers: Sequence[Any], shares: Sequence[int], get: Callable[[Any], Any]) -> None:
+        """`shares`: whose shard each trainer gets; those with parts of one copy of the model work on the same."""
+        self._manager, self._trainers, self._shares, self._get = manager, trainers, shares, get
         self._asked: Any = None
         self._computing: list[Any] = []
 
@@ -34,5 +35,5 @@ class Overlap:
             return
         shards, self._asked = self._get(self._asked), None
         if shards is not None:
-            pairs = zip(self._trainers, shards, strict=True)
-            self._computing = [trainer.early_logprobs.remote([shard]) for trainer, shard in pairs]
+            pairs = zip(self._trainers, self._shares, strict=True)
+            self._computing = [trainer.early_logprobs.remote([shards[share]]) for trainer, share in pairs]

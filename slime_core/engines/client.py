@@ -163,7 +163,7 @@ class EngineClient:
 
         An engine is told again until then: a request may still have been on its way.
         """
-        requests.stopped = True
+        requests.stop()
         self._aborting.add(requests)
         try:
             await self._abort_until(requests, time.monotonic() + timeout_s)
@@ -287,6 +287,10 @@ class SampleEngine:
             if np.array_equal(ids[:length], self._prompt):
                 tokens = np.concatenate([np.asarray(self._unexpanded, ids.dtype), ids[length:]])
         return await self._client.generate(tokens, params, requests=self._requests, **request)
+
+    async def until_stopped(self) -> None:
+        """Return once the round needs nothing more; requests then answer at once, as aborted."""
+        await self._requests.until_stopped()
 
 
 def parse_generation(answer: dict[str, Any]) -> Generation:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Protocol):
-    """One data-parallel rank. Every rank gets the same calls in the same order, but for `weights`."""
+    """One rank. Every rank gets the same calls in the same order: any of them may need all ranks."""
 
     def train(self, step: int, shard: Shard) -> dict[str, float]:
         """Train one round and return its metrics, the same on every rank.
@@ -30,10 +30,17 @@ class Trainer(Protocol):
         """
 
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Contiguous tensors under Hugging Face names, floating-point ones as `dtype`, in one order; rank 0 only."""
+        """Contiguous tensors under Hugging Face names, floating-point ones as `dtype`, in one order.
+
+        Every rank must read to the end; what the others than rank 0 get is not defined. One whole tensor at a time is
+        in memory.
+        """
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
-        """Log-probabilities, at temperature 1, of every token of a prompt but the first: [n - 1]; rank 0 only."""
+        """Log-probabilities, at temperature 1, of every token of a prompt but the first: [n - 1]."""
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """Rank 0's JSON-able message, on every rank."""
 
     @property
     def vocab_size(self) -> int:

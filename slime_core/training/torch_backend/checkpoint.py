@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,12 @@ def save_model(model: PreTrainedModel, source: Path, directory: Path) -> None:
     target = directory / MODEL
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target)
-    for pattern in TOKENIZER_FILES:
+    copy_files(source, target, TOKENIZER_FILES)
+
+
+def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
+    """Copy what lies beside a model's weights, but for what the target has."""
+    for pattern in patterns:
         for path in source.glob(pattern):
             copy = shutil.copytree if path.is_dir() else shutil.copy2
             if not (target / path.name).exists():

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
 from slime_core.training.logprobs import head_logprobs, token_logprobs
+from slime_core.training.places import predicting, unpredictable_tokens
 from slime_core.training.torch_backend.image_inputs import has_images, image_inputs
 from slime_core.training.torch_backend.packing import ATTENTION, pack, register_attention
 from slime_core.training.torch_backend.pretrained import from_pretrained, takes_images
@@ -52,9 +53,9 @@ class Policy:
             SlimeError: when such a token is trained.
         """
         lengths, responses = batch.host.lengths, batch.host.response_lengths
-        at, first = _predicting(lengths, responses)
+        at, first = predicting(lengths, responses)
         response = torch.from_numpy(at + 1).to(self.device)
-        unpredictable = _unpredictable(batch, first)
+        unpredictable = unpredictable_tokens(batch, first)
         # an unpredictable first token borrows its own place, and is set to 0 below
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
         logprobs, entropy = self._at(self._inputs(batch), lengths, place, batch.tokens[response])
@@ -69,7 +70,7 @@ class Policy:
         A response that starts its sequence takes the state of its own first token.
         """
         lengths = batch.host.lengths
-        at, first = _predicting(lengths, batch.host.response_lengths)
+        at, first = predicting(lengths, batch.host.response_lengths)
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
         hidden = _hidden(self.model, self._inputs(batch)).flatten(0, 1)
         return hidden.index_select(0, place if self.packs else _padded_places(lengths, self.device)[place])
@@ -174,29 +175,6 @@ def _padded_places(lengths: IntArray, device: torch.device) -> torch.Tensor:
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     within = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
     return torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths) * int(lengths.max()) + within).to(device)
-
-
-def _predicting(lengths: IntArray, responses: IntArray) -> tuple[IntArray, Any]:
-    """For each response token, the place [R] just before it, and whether it starts its sequence."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    starts = np.repeat(ends - lengths, responses)
-    offsets = np.cumsum(responses, dtype=np.int64) - responses
-    within = np.arange(int(responses.sum())) - np.repeat(offsets, responses)
-    token = np.repeat(ends - responses, responses) + within
-    return token - 1, token == starts
-
-
-def _unpredictable(batch: TensorBatch, first: Any) -> torch.Tensor | None:
-    """[R] the tokens that nothing precedes; None where there are none."""
-    if not first.any():
-        return None
-    if batch.host.loss_mask[first].any():
-        row = int(np.flatnonzero(batch.host.lengths == batch.host.response_lengths)[0])
-        raise SlimeError(
-            f"sample {batch.host.sample_index[row]} has no prompt token, so its first response token cannot be "
-            "trained; give it a prompt, or loss mask 0 there."
-        )
-    return torch.from_numpy(first).to(batch.device)
 
 
 def _hidden(model: PreTrainedModel, inputs: Inputs) -> torch.Tensor:

@@ -132,6 +132,10 @@ class TorchTrainer:
         logprobs: FloatArray = self._policy.prompt_logprobs(tokens).cpu().numpy()
         return logprobs
 
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """Rank 0's message, on every rank."""
+        return self.ranks.broadcast(message)
+
     @property
     def vocab_size(self) -> int:
         """Tokens that the model knows."""
