@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import math
 import re
@@ -473,6 +474,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--no-save", action="store_true", help="write no checkpoint")
     g.add_argument(
+        "--async-save", action="store_true", help="write checkpoints beside the rounds that follow, from a copy"
+    )
+    g.add_argument(
+        "--save-hf",
+        type=positive_int,
+        metavar="N",
+        help="write the model in the Hugging Face format to hf/ every N rounds and at the end, and keep it "
+        "(default: into every checkpoint)",
+    )
+    g.add_argument(
         "--keep-checkpoints", type=positive_int, default=2, metavar="N", help="older checkpoints are deleted"
     )
     g.add_argument(
@@ -786,6 +797,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--train-backend", choices=["torch", "megatron"], default="torch")
     g.add_argument("--num-trainers", type=non_negative_int, default=1, metavar="N", help="ranks; 0: rollouts only")
     g.add_argument(
+        "--data-parallel",
+        choices=["replicated", "fsdp2"],
+        default="replicated",
+        help="every rank has the whole model, or a part of each layer's parameters, gradients and optimiser state",
+    )
+    g.add_argument(
         "--trainer-threads",
         type=positive_int,
         metavar="N",
@@ -794,7 +811,33 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--dtype",
         choices=["float32", "bfloat16"],
-        help="of the trained weights (default: float32 on CPU, bfloat16 on GPU)",
+        help="of the computation; the optimiser works in float32 (default: float32 on CPU, bfloat16 on GPU)",
+    )
+    g.add_argument(
+        "--cpu-offload",
+        action="store_true",
+        help="keep parameters, gradients and optimiser state in host memory; needs --data-parallel fsdp2",
+    )
+    g.add_argument(
+        "--recompute-activations",
+        action="store_true",
+        help="keep only the inputs of layers and compute the rest again in the backward pass: less memory, more time",
+    )
+    g.add_argument(
+        "--only-train-params", nargs="+", default=[], metavar="REGEX", help="of their names; all others are frozen"
+    )
+    g.add_argument("--freeze-params", nargs="+", default=[], metavar="REGEX", help="of the names of those that stay")
+    g.add_argument(
+        "--lora-rank",
+        type=positive_int,
+        metavar="N",
+        help="train LoRA adapters of this rank alone; engines and models on disk get them merged (slime-core[lora])",
+    )
+    g.add_argument(
+        "--lora-alpha", type=positive, metavar="X", help="adapters count alpha / rank times (default: --lora-rank)"
+    )
+    g.add_argument(
+        "--lora-targets", nargs="+", default=[], metavar="NAME", help="modules with adapters (default: all linear ones)"
     )
     g.add_argument(
         "--max-tokens-per-gpu", type=positive_int, default=8192, metavar="N", help="token budget of a micro-batch"
@@ -833,11 +876,17 @@ def _add_megatron(parser: argparse.ArgumentParser) -> None:
         "--pipeline-model-parallel-size": "ranks that share the layers",
         "--expert-model-parallel-size": "ranks that share the experts",
         "--expert-tensor-parallel-size": "ranks that share each expert's matrices",
-        "--context-parallel-size": "ranks that share each sequence; needs Transformer-Engine",
     }.items():
         g.add_argument(flag, type=positive_int, default=1, metavar="N", help=what)
     g.add_argument(
         "--sequence-parallel", action="store_true", help="tensor-parallel ranks share what lies between matrices too"
+    )
+    g.add_argument(
+        "--context-parallel-size",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="1: cutting sequences is not in this version",
     )
     g.add_argument(
         "--recompute-num-layers",
@@ -1353,20 +1402,18 @@ def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
     return several and not args.use_rollout_logprobs
 
 
-MEGATRON_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "context_parallel_size",
-)
-MEGATRON_FLAGS = (
-    *MEGATRON_SIZES,
-    "sequence_parallel",
-    "recompute_num_layers",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-)
+MEGATRON_DEFAULTS = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": 1,
+    "context_parallel_size": 1,
+    "sequence_parallel": False,
+    "recompute_num_layers": 0,
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+}
+"""Options that only `--train-backend megatron` knows."""
 
 
 # --- validation -------------------------------------------------------------------------------------------------------
@@ -1415,6 +1462,21 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
             "the loss with --mask-offpolicy-in-partial-rollout."
         )
+    if args.cpu_offload and args.data_parallel != "fsdp2":
+        raise OptionError("--cpu-offload is FSDP2's; add --data-parallel fsdp2.")
+    if args.lora_rank is None and (args.lora_targets or args.lora_alpha is not None):
+        raise OptionError("--lora-targets and --lora-alpha shape adapters, of which there are none; add --lora-rank.")
+    if args.lora_rank is not None and (args.freeze_params or args.only_train_params):
+        raise OptionError("--lora-rank trains adapters alone; drop --freeze-params and --only-train-params.")
+    if args.lora_rank is not None and importlib.util.find_spec("peft") is None:
+        raise OptionError("--lora-rank needs peft: pip install 'slime-core[lora]'.")
+    for pattern in (*args.only_train_params, *args.freeze_params):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError(f"'{pattern}' is no regular expression for names of parameters: {error}.") from None
+    if args.save_hf is not None and args.num_trainers == 0:
+        raise OptionError("--save-hf writes a trained model, but --num-trainers is 0.")
     for flag, directory in {
         "--rollout-model": args.rollout_model,
         "--ref-model": args.ref_model,
@@ -1511,19 +1573,36 @@ def _validate_offload(args: argparse.Namespace) -> None:
 
 def _validate_backend(args: argparse.Namespace) -> None:
     if args.train_backend != "megatron":
-        for name in MEGATRON_FLAGS:
-            if getattr(args, name) > (name in MEGATRON_SIZES):
+        for name, default in MEGATRON_DEFAULTS.items():
+            if getattr(args, name) != default:
                 raise OptionError(f"--{name.replace('_', '-')} is for Megatron; add --train-backend megatron.")
         return
     if args.critic:
         raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
     if args.optimizer != "adamw":
         raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
-    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    of_torch = {
+        "--data-parallel fsdp2": args.data_parallel == "fsdp2",
+        "--recompute-activations": args.recompute_activations,
+        "--lora-rank": args.lora_rank is not None,
+        "--freeze-params": bool(args.freeze_params),
+        "--only-train-params": bool(args.only_train_params),
+        "--async-save": args.async_save,
+        "--multimodal-keys": bool(args.multimodal_keys),
+    }
+    if given := next((flag for flag, set_ in of_torch.items() if set_), None):
+        raise OptionError(f"{given} is for --train-backend torch; see docs/megatron.md for what Megatron has.")
+    if args.context_parallel_size > 1:
+        raise OptionError(
+            f"--context-parallel-size {args.context_parallel_size}: context parallelism needs Transformer-Engine's "
+            "attention and is not in this version; long sequences fit by --tensor-model-parallel-size with "
+            "--sequence-parallel and --recompute-num-layers."
+        )
+    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % copy:
         raise OptionError(
             f"--num-trainers {args.num_trainers} is no multiple of the {copy} ranks of one copy of the model "
-            "(--tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size)."
+            "(--tensor-model-parallel-size x --pipeline-model-parallel-size)."
         )
     experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % experts:

@@ -24,6 +24,11 @@ class Schedule:
         interval, last = self.args.save_interval, done == self.args.num_rollout
         return not self.args.no_save and (last or bool(interval and done % interval == 0))
 
+    def export(self, done: int) -> bool:
+        """Whether the model is written to stay, as transformers reads it."""
+        interval, last = self.args.save_hf, done == self.args.num_rollout
+        return bool(interval) and (last or done % interval == 0)
+
     def evaluate_alone(self, done: int) -> bool:
         """Whether to evaluate now, with everything else waiting: at the end, and before a checkpoint is written."""
         return self._evaluate(done) and not self._beside(done)

@@ -10,9 +10,10 @@ from slime_core.engine_work import EngineWork
 from slime_core.errors import EnginesLostError
 from slime_core.options import OPTIONS_FILE, Options, write_options
 from slime_core.plugins import load_plugins
+from slime_core.saving import Saving
 from slime_core.schedule import Schedule, with_num_rollout
 from slime_core.tracking.alarms import Alarms
-from slime_core.tracking.checkpoints import new_checkpoint, resume
+from slime_core.tracking.checkpoints import resume
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
 from slime_core.tracking.report import create_run_dir, draw_chart
@@ -49,7 +50,7 @@ class Run:
     def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: list[Bound]):
         self._args, self._run_dir, self._cluster, self._progress = args, run_dir, cluster, progress
         self._trackers, self._schedule, self._alarms = trackers, Schedule(args), Alarms(args, progress.note)
-        self._engines = EngineWork(cluster, progress, self._log)
+        self._engines, self._saving = EngineWork(cluster, progress, self._log), Saving(args, run_dir, cluster)
         self._num_trained = 0
 
     def loop(self) -> None:
@@ -68,10 +69,15 @@ class Run:
                 if schedule.evaluate_alone(done):
                     self._engines.evaluate(done)
                 if schedule.save(done):
-                    self._save(done)
+                    self._engines.settle()
+                    self._saving.begin(done)
+                if schedule.export(done):
+                    self._saving.export(done)
+            self._saving.finish()
         except EnginesLostError as error:
             self._cluster.abandon()
-            directory = self._write_checkpoint(self._num_trained)
+            directory = self._saving.begin(self._num_trained)
+            self._saving.finish()
             saved = f"The state after {self._num_trained} rounds is saved in {directory}; --resume goes on from it."
             raise EnginesLostError(f"{error}\n{saved}") from None
 
@@ -98,15 +104,7 @@ class Run:
             tokens = metrics.get("train/num_tokens", 0)
             self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=tokens))
         self._alarms.check(step, metrics)
-
-    def _save(self, step: int) -> None:
-        self._engines.settle()
-        self._write_checkpoint(step)
-
-    def _write_checkpoint(self, step: int) -> Path:
-        with new_checkpoint(self._run_dir, step, self._args.keep_checkpoints) as directory:
-            self._cluster.save(directory, step)
-        return self._run_dir / "checkpoints" / directory.name.removeprefix(".")
+        self._saving.look()
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:

@@ -32,6 +32,7 @@ FLOORS = {
     "train": 5,
     "engine_work": 5,
     "schedule": 5,
+    "saving": 5,
 }
 APART = {"rollout": {"training", "weights"}, "training": {"rollout", "weights"}, "engines": {"tracking", "algorithms"}}
 """Neighbours on a floor that do not import each other."""

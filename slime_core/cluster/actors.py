@@ -280,8 +280,16 @@ class TrainerActor:
             return asyncio.run(self._sync.send(source, version, worker_urls))
 
     def save(self, directory: Path, num_rounds: int) -> None:
-        """Write model and training state."""
+        """Write the training state, or begin to."""
         self._trainer.save(directory)
+
+    def saved(self, wait: bool) -> bool:
+        """Whether it is written."""
+        return self._trainer.saved(wait=wait)
+
+    def export(self, directory: Path) -> None:
+        """Write the model as transformers reads it."""
+        self._trainer.export(directory)
 
     def load(self, directory: Path) -> None:
         """Go on from a saved state."""

@@ -121,8 +121,19 @@ class Cluster:
         self._get(self._manager.abandon.remote())
 
     def save(self, directory: Path, num_rounds: int) -> None:
-        """Write everything that a run needs to go on after `num_rounds` rounds; nothing may be under way."""
+        """Write everything that a run needs to go on after `num_rounds` rounds; nothing may be under way.
+
+        Under `--async-save` the trainers only begin to; `saved` tells when they are done.
+        """
         self._get([a.save.remote(directory, num_rounds) for a in [*self._trainers, self._manager]])
+
+    def saved(self, *, wait: bool) -> bool:
+        """Whether the trainers have written all of the last `save`; waits until they have, or looks."""
+        return all(self._get([trainer.saved.remote(wait) for trainer in self._trainers]))
+
+    def export(self, directory: Path) -> None:
+        """Write the model as transformers reads it; without trainers there is none."""
+        self._get([trainer.export.remote(directory) for trainer in self._trainers])
 
     def load(self, directory: Path) -> None:
         """Go on from `save`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from slime_core.errors import CheckpointError
@@ -13,26 +12,36 @@ from slime_core.tracking.report import truncate_metrics
 PREFIX = "step_"
 
 
-@contextmanager
-def new_checkpoint(run_dir: Path, step: int, keep: int) -> Iterator[Path]:
-    """A directory to write the state after `step` rounds to; it gets its name, and
-    the link `latest` points to it, only when everything is written.
+def begin_checkpoint(run_dir: Path, step: int) -> Path:
+    """An empty directory to write the state after `step` rounds to; `complete_checkpoint` gives it its name."""
+    root = run_dir / "checkpoints"
+    for abandoned in root.glob(f".{PREFIX}*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    unfinished = root / f".{PREFIX}{step:06d}"
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+def final_path(unfinished: Path) -> Path:
+    """Where a directory of `begin_checkpoint` will be once it is complete."""
+    return unfinished.with_name(unfinished.name.removeprefix("."))
+
+
+def complete_checkpoint(run_dir: Path, unfinished: Path, keep: int) -> None:
+    """Give a directory in which everything is written its name, and let the link `latest` point to it.
 
     Args:
+        run_dir: of the run.
+        unfinished: what `begin_checkpoint` gave.
         keep: how many checkpoints stay, this one included.
     """
-    root = run_dir / "checkpoints"
-    final = root / f"{PREFIX}{step:06d}"
-    unfinished = root / f".{final.name}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    yield unfinished
+    final = final_path(unfinished)
     shutil.rmtree(final, ignore_errors=True)
     unfinished.rename(final)
-    link = root / "latest.new"
+    link = final.parent / "latest.new"
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
-    link.replace(root / "latest")
+    link.replace(final.parent / "latest")
     for old in checkpoints(run_dir)[:-keep]:
         shutil.rmtree(old)
 

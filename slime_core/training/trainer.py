@@ -51,7 +51,21 @@ class Trainer(Protocol):
         """Of the weights, for example `float32`."""
 
     def save(self, directory: Path) -> None:
-        """Write the model to `directory/model`, as transformers reads it, and the training state beside it.
+        """Write the training state to `directory/trainer`, or begin to: `saved` tells when it is done.
+
+        Raises:
+            CheckpointError: when it cannot be written.
+        """
+
+    def saved(self, *, wait: bool) -> bool:
+        """Whether all of the last `save` is written; waits until it is, or looks.
+
+        Raises:
+            CheckpointError: when it cannot be written.
+        """
+
+    def export(self, directory: Path) -> None:
+        """Write the model to a directory as transformers reads it.
 
         Raises:
             CheckpointError: when it cannot be written.

@@ -16,7 +16,7 @@ from slime_core import TrainBatch
 from slime_core.options import parse
 from slime_core.rollout.manager import RolloutManager
 from slime_core.schedule import Schedule
-from slime_core.tracking.checkpoints import checkpoints, latest_checkpoint, new_checkpoint
+from slime_core.tracking.checkpoints import begin_checkpoint, checkpoints, complete_checkpoint, latest_checkpoint
 
 TRAINED = "trained.json"
 """What every round trained so far, group index and prompt tokens of each group; stands in for the trainer's state."""
@@ -43,9 +43,10 @@ async def main(run_dir: Path, num_rounds: int, flags: list[str]) -> None:
         if Schedule(args).ahead and step + 1 < num_rounds:
             ahead = await manager.rollout(step + 1, version=step)
         trained.append(sorted(groups_of(collected.shards[0].batch).items()))
-        with new_checkpoint(run_dir, step + 1, 2) as directory:
-            (directory / TRAINED).write_text(json.dumps(trained))
-            await manager.save(directory, step + 1)
+        unfinished = begin_checkpoint(run_dir, step + 1)
+        (unfinished / TRAINED).write_text(json.dumps(trained))
+        await manager.save(unfinished, step + 1)
+        complete_checkpoint(run_dir, unfinished, 2)
     await manager.close()
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,7 @@ from slime_core.options import Options, parse
 from slime_core.training.torch_backend.trainer import TorchTrainer
 from slime_core.types import Sample, Shard, TrainBatch
 
+WORKER = Path(__file__).with_name("rank_worker.py")
 VOCAB = 258
 TINY = {
     "vocab_size": VOCAB,
@@ -125,3 +131,28 @@ def make_trainer(make_args: Callable[..., Options]) -> Iterator[Callable[..., To
     yield make
     for trainer in made:
         trainer.close()
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[dict]]:
+    """Run the ranks of a job as processes of their own; what each wrote."""
+    return start_ranks
+
+
+def start_ranks(job: dict, directory: Path) -> list[dict]:
+    """Run every rank of a job and return what each wrote."""
+    directory.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        job = {**job, "port": free.getsockname()[1]}
+    path = directory / "job.json"
+    path.write_text(json.dumps(job))
+    size = len(job["shares"][0])
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([sys.executable, str(WORKER), str(path), str(rank)], env=env) for rank in range(size)]
+    try:
+        assert [process.wait(timeout=120) for process in ranks] == [0] * size
+    finally:
+        for process in ranks:
+            process.kill()
+    return [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""One rank of test_ranks.py, run as a process of its own: `rank_worker.py JOB RANK`."""
+"""One rank of test_ranks.py and its neighbours, run as a process of its own: `rank_worker.py JOB RANK`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from safetensors.torch import save_file
 from conftest import make_shard, random_samples
 from slime_core.engines.checksum import model_checksums
 from slime_core.options import parse
+from slime_core.training.together import follow, leading
 from slime_core.training.torch_backend.trainer import TorchTrainer
+
+PROBE = list(range(60, 80))
 
 
 def main() -> None:
@@ -28,7 +31,10 @@ def main() -> None:
     out = Path(sys.argv[1]).parent
     metrics = []
     try:
-        for step, shares in enumerate(job["shares"]):
+        if "load" in job:
+            trainer.load(Path(job["load"]))
+        first = job.get("first", 0)
+        for step, shares in enumerate(job["shares"], first):
             made = random_samples(job["num_samples"], seed=step)
             for sample in made:
                 sample.rollout_index //= job.get("fan_out", 1)
@@ -37,12 +43,21 @@ def main() -> None:
             ends = [sum(map(len, parts[: k + 1])) for k in range(len(parts))]
             metrics.append(trainer.train(step, make_shard(mine, made, ends)))
         trainer.save(out / "checkpoint")
-        tensors = dict(trainer.weights("float32"))
+        trainer.saved(wait=True)
+        trainer.export(out / "model")
+        tensors = {name: tensor.clone() for name, tensor in trainer.weights("float32")}
         save_file(tensors, out / f"weights_{rank}.safetensors")
-        checksums = model_checksums(tensors)
-        (out / f"rank_{rank}.json").write_text(json.dumps({"metrics": metrics, "checksums": checksums}))
+        if rank:
+            follow(trainer)
+        else:
+            with leading(trainer) as source:
+                next(source.weights("float32"))  # and leave the others in the middle
+                told = {"dtype": source.dtype, "probe": source.prompt_logprobs(PROBE).tolist()}
+            (out / "told.json").write_text(json.dumps(told))
+        (out / f"rank_{rank}.json").write_text(json.dumps({"metrics": metrics, "checksums": model_checksums(tensors)}))
     except Exception as error:
         (out / f"rank_{rank}.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        raise
     finally:
         trainer.close()
 

@@ -15,11 +15,13 @@ from transformers import (
 from slime_core.errors import SlimeError
 from slime_core.rollout.prompts import Prompts
 from slime_core.training.batch import TensorBatch
-from slime_core.training.torch_backend.model import load_policy
+from slime_core.training.ranks import Ranks
+from slime_core.training.torch_backend.load import load_policy
 from slime_core.types import Sample, TrainBatch
 from tiny_vision_model import picture, save_vision_model
 
 CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU, grouped=False)
 VISION_START, IMAGE_PAD, VISION_END = 5, 6, 7
 
 
@@ -100,7 +102,7 @@ def test_logprobs_and_gradients_in_a_batch_are_those_of_each_sample_alone(family
         "--multimodal-keys", "image=images", "--apply-chat-template", model=request.getfixturevalue(family)
     )
     samples = llava_samples(args) if family == "llava" else qwen_vl_samples()
-    policy = load_policy(args, CPU)
+    policy = load_policy(args, ALONE)
     logprobs, _ = policy.logprobs(TensorBatch.of(TrainBatch.from_samples(samples), CPU))
     logprobs.sum().backward()
     model = AutoModelForImageTextToText.from_pretrained(args.model, dtype=torch.float32).eval()
@@ -116,7 +118,7 @@ def test_logprobs_and_gradients_in_a_batch_are_those_of_each_sample_alone(family
 
 def test_images_change_what_the_model_says(make_args, llava):
     args = make_args("--multimodal-keys", "image=images", "--apply-chat-template", model=llava)
-    policy, samples = load_policy(args, CPU), llava_samples(args)
+    policy, samples = load_policy(args, ALONE), llava_samples(args)
     before, _ = policy.logprobs(TensorBatch.of(TrainBatch.from_samples(samples), CPU))
     samples[2].processed = {name: array + 1.0 for name, array in samples[2].processed.items()}
     after, _ = policy.logprobs(TensorBatch.of(TrainBatch.from_samples(samples), CPU))
@@ -128,7 +130,7 @@ def test_images_change_what_the_model_says(make_args, llava):
 def test_a_model_that_takes_no_images_refuses_them(make_args, llava):
     samples = llava_samples(make_args("--multimodal-keys", "image=images", "--apply-chat-template", model=llava))
     with pytest.raises(SlimeError, match="samples have images, but a Qwen3ForCausalLM takes none"):
-        load_policy(make_args(), CPU).logprobs(TensorBatch.of(TrainBatch.from_samples(samples), CPU))
+        load_policy(make_args(), ALONE).logprobs(TensorBatch.of(TrainBatch.from_samples(samples), CPU))
 
 
 def test_a_round_with_images_trains_the_whole_model_and_is_saved_whole(
@@ -146,6 +148,7 @@ def test_a_round_with_images_trains_the_whole_model_and_is_saved_whole(
     changed = {name.split(".")[1] for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert {"vision_tower", "multi_modal_projector", "language_model"} <= changed
     trainer.save(tmp_path)
+    trainer.export(tmp_path / "model")
     assert AutoProcessor.from_pretrained(tmp_path / "model").image_token == "<image>"
     other = make_trainer(*flags, model=llava)
     other.load(tmp_path)

@@ -21,10 +21,13 @@ from transformers import (
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
-from slime_core.training.torch_backend.model import Policy, load_policy
+from slime_core.training.ranks import Ranks
+from slime_core.training.torch_backend.load import load_policy
+from slime_core.training.torch_backend.model import Policy
 from slime_core.types import Sample, TrainBatch
 
 CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU, grouped=False)
 COMMON = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -65,7 +68,7 @@ MODELS = {
 def policy_of(make_args, config, directory: Path, *flags: str) -> Policy:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
-    return load_policy(make_args(*flags, model=directory), CPU)
+    return load_policy(make_args(*flags, model=directory), ALONE)
 
 
 def make_batch(shapes: list[tuple[int, int]]) -> TensorBatch:

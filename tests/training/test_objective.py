@@ -284,7 +284,7 @@ def test_distillation_needs_no_rewards_and_nears_the_teacher(
     first, *_ = [trainer.train(step, shard_of(made)) for step in range(6)]
     assert first["train/loss"] == pytest.approx(first["train/opd_reverse_kl"], rel=1e-3)
     # what the teacher finds likelier than the student did becomes likelier, the rest less likely
-    trainer.save(tmp_path)
+    trainer.export(tmp_path / "model")
     gains = []
     for sample in made:
         before, after, teacher = (distributions(d, sample)[0] for d in (model_dir, tmp_path / "model", other_model))

@@ -1,90 +1,124 @@
-"""Weights and training state on disk, in formats that hold no code."""
+"""The training state on disk: every rank writes its part as safetensors, any number of ranks reads them again.
+
+torch.distributed.checkpoint does the work, with its safetensors storage: its own format would be a pickle.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from slime_core.errors import CheckpointError
-from slime_core.training.torch_backend.pretrained import from_pretrained
+from slime_core.training.model_files import TRAINER
+from slime_core.training.ranks import Ranks
 
-MODEL, TRAINER = "model", "trainer"
-"""The two directories of a checkpoint."""
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.tiktoken",
-    "chat_template*",
-    "*processor_config.json",
-    "spiece.model",
-    "sentencepiece*.model",
-)
-"""Patterns of what lies beside a model's weights and is copied as it is."""
+Tensors = dict[str, torch.Tensor]
 
 
-def save_model(model: PreTrainedModel, source: Path, directory: Path) -> None:
-    """Write a directory that transformers loads: config, weights, and the tokenizer's files copied from `source`."""
-    target = directory / MODEL
-    target.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(target)
-    copy_files(source, target, TOKENIZER_FILES)
+class StateWriter:
+    """Writes the state of all ranks, at once or beside the training that goes on."""
+
+    def __init__(self, ranks: Ranks, *, beside: bool) -> None:
+        self._ranks, self._beside = ranks, beside
+        # the writing thread's messages must not get between those of the training
+        self._group: Any = dist.new_group(backend="gloo") if ranks.grouped else None
+        self._writing: Future[Any] | None = None
+
+    def save(self, tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
+        """Write tensors to `directory/trainer`; each rank gives its own, and the parts that it has of sharded ones.
+
+        Where it happens beside the training, this returns as soon as they are copied.
+
+        Raises:
+            CheckpointError: when they, or those of the last call, cannot be written.
+        """
+        self.finish()
+        target = directory / TRAINER
+        writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
+        how: dict[str, Any] = {"storage_writer": writer, "process_group": self._group, "no_dist": self._group is None}
+
+        def write() -> None:
+            target.mkdir(parents=True, exist_ok=True)
+            if self._beside:
+                self._writing = dcp.async_save(dict(tensors), **how)
+            else:
+                dcp.save(dict(tensors), **how)
+
+        _named(directory, write)
+
+    def finished(self) -> bool:
+        """Whether all is written.
+
+        Raises:
+            CheckpointError: when it cannot be.
+        """
+        if self._writing is None:
+            return True
+        if not self._writing.done():
+            return False
+        self.finish()
+        return True
+
+    def finish(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            CheckpointError: when it cannot be.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            _named(None, writing.result)
 
 
-def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
-    """Copy what lies beside a model's weights, but for what the target has."""
-    for pattern in patterns:
-        for path in source.glob(pattern):
-            copy = shutil.copytree if path.is_dir() else shutil.copy2
-            if not (target / path.name).exists():
-                copy(path, target / path.name)
-
-
-def load_model(model: PreTrainedModel, directory: Path) -> None:
-    """Copy the weights of `directory/model` into the model's own tensors, which an optimiser may hold.
-
-    Raises:
-        CheckpointError: when they are missing or of another model.
-    """
-    source = directory / MODEL
-    try:
-        saved = from_pretrained(str(source), model.dtype).state_dict()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint's model {source} cannot be loaded: {error}") from None
-    own = model.state_dict()
-    if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
-        raise CheckpointError(f"the checkpoint's model {source} is another than --model; resume with the same --model.")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
-
-
-def save_state(state: dict[str, Any], directory: Path, name: str) -> None:
-    """Write tensors and plain values to `directory/trainer/NAME.pt`."""
-    path = directory / TRAINER / f"{name}.pt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, path)
-
-
-def load_state(directory: Path, name: str, device: torch.device) -> dict[str, Any]:
-    """What `save_state` wrote.
+def load(tensors: Tensors, directory: Path, ranks: Ranks) -> None:
+    """Read into these tensors what `StateWriter` wrote, from any number of ranks; each rank must call it.
 
     Raises:
-        CheckpointError: when the file is missing or holds anything but tensors and plain values.
+        CheckpointError: when there is no such state, or one of other names or shapes.
     """
-    path = directory / TRAINER / f"{name}.pt"
-    if not path.is_file():
-        raise CheckpointError(f"the checkpoint has no {path}.")
+    saved = saved_shapes(directory)
+    missing = [name for name in tensors if name not in saved]
+    other = [name for name, tensor in tensors.items() if name in saved and saved[name] != tensor.shape]
+    for name in (*missing[:1], *other[:1]):
+        what = f"has the shape {list(saved[name])}" if name in saved else "is missing"
+        raise CheckpointError(
+            f"the training state in {directory} does not fit: {name} {what}; resume with the options of the run, "
+            "--model and --optimizer among them."
+        )
+    reader = HuggingFaceStorageReader(str(directory / TRAINER))
+    _named(directory, lambda: dcp.load(tensors, storage_reader=reader, no_dist=not ranks.grouped))
+
+
+def saved_shapes(directory: Path) -> dict[str, torch.Size]:
+    """The names in a state and their full shapes.
+
+    Raises:
+        CheckpointError: when there is none.
+    """
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
-    return state
+        found = HuggingFaceStorageReader(str(directory / TRAINER)).read_metadata().state_dict_metadata
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the training state in {directory / TRAINER} cannot be read: {error}") from None
+    if not found:
+        raise CheckpointError(f"the checkpoint has no training state in {directory / TRAINER}.")
+    return {name: meta.size for name, meta in found.items() if isinstance(meta, TensorStorageMetadata)}
+
+
+def _named(directory: Path | None, act: Callable[[], Any]) -> None:
+    """Do it; its failures tell where."""
+    try:
+        act()
+    except (OSError, SafetensorError, CheckpointException) as error:
+        causes = [str(failure[0]) for failure in error.failures.values()] if hasattr(error, "failures") else []
+        where = "the checkpoint" if directory is None else f"the checkpoint {directory}"
+        raise CheckpointError(f"{where} cannot be written or read: {'; '.join(causes) or error}") from error

@@ -1,24 +1,34 @@
-"""The optimiser: AdamW, or Muon for the hidden matrices; flat gradients, clipping and the learning-rate schedule."""
+"""The optimiser: AdamW, or Muon for the hidden matrices; float32 masters, clipping and the learning-rate schedule."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from slime_core.training.ranks import Ranks
+from slime_core.training.torch_backend.gradients import FlatGradients, Gradients, ShardedGradients
 
 
 class Optimizer:
-    """Updates a model's trainable parameters from flat gradient buffers, which ranks sum in one go."""
+    """Updates a model's trainable parameters, in float32: master copies of those that are kept in a shorter type."""
 
     def __init__(self, args: argparse.Namespace, model: nn.Module) -> None:
         self._args = args
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._parts = build_optimizers(args, model)
-        self.gradients = _flat_gradients(self._parameters)
-        """One flat buffer a dtype; each parameter's `.grad` is a view of it."""
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = list(named.values())
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
+        self._names = list(named)
+        self._parts = build_optimizers(args, model, dict(zip(map(id, self._parameters), self._masters, strict=True)))
+        self.gradients: Gradients = (
+            ShardedGradients(self._parameters)
+            if any(isinstance(p, DTensor) for p in self._parameters)
+            else FlatGradients(self._parameters, self._masters)
+        )
         self.steps = 0
         """Optimiser steps so far, skipped ones included: the place in the schedule."""
 
@@ -27,56 +37,78 @@ class Optimizer:
         """`--lr` as the schedule has it at the next step."""
         return float(self._args.lr) * lr_factor(self._args, self.steps)
 
-    def zero_grad(self) -> None:
-        """Set every gradient to 0."""
-        for flat in self.gradients:
-            flat.zero_()
+    def update(self, ranks: Ranks) -> float:
+        """Sum the gradients over the ranks, clip them, and step unless they are not finite; their norm before."""
+        self.gradients.sum_over(ranks)
+        norm = self.gradients.norm(ranks)
+        if math.isfinite(norm):
+            limit = self._args.clip_grad
+            if 0 < limit < norm:
+                self.gradients.scale(limit / (norm + 1e-6))
+            self._step()
+        self.steps += 1
+        return norm
 
-    def grad_norm(self) -> float:
-        """The global 2-norm of the gradients."""
-        return math.hypot(*(torch.linalg.vector_norm(flat, dtype=torch.float32).item() for flat in self.gradients))
-
-    def step(self, grad_norm: float) -> None:
-        """Clip the gradients, whose norm is given, and update the parameters."""
-        limit = self._args.clip_grad
-        if 0 < limit < grad_norm:
-            for flat in self.gradients:
-                flat.mul_(limit / (grad_norm + 1e-6))
+    def _step(self) -> None:
         factor = lr_factor(self._args, self.steps)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = group["peak_lr"] * factor
             part.step()
-        self.steps += 1
+        self._copy_masters()
+
+    def _copy_masters(self) -> None:
+        pairs = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if p is not m]
+        with torch.no_grad():
+            for parameter, master in pairs:
+                parameter.copy_(master)
 
     def skip(self) -> None:
         """Go on in the schedule without an update."""
         self.steps += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers only."""
-        return {"steps": self.steps, "parts": [part.state_dict() for part in self._parts]}
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What is updated, by the parameters' names; float32."""
+        return {name: master.detach() for name, master in zip(self._names, self._masters, strict=True)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+    def state(self) -> dict[str, torch.Tensor]:
+        """The optimiser's own tensors as `PARAMETER/ENTRY`; none before the first step."""
+        return {
+            f"{name}/{entry}": value
+            for name, master in zip(self._names, self._masters, strict=True)
+            for part in self._parts
+            for entry, value in part.state.get(master, {}).items()
+        }
 
-        Raises:
-            ValueError: when it is of another optimiser or model.
-        """
-        if len(state["parts"]) != len(self._parts):
-            raise ValueError("the state is of another --optimizer")
-        for part, saved in zip(self._parts, state["parts"], strict=True):
-            peaks = [group["peak_lr"] for group in part.param_groups]
-            part.load_state_dict(saved)
-            for group, peak in zip(part.param_groups, peaks, strict=True):
-                group["peak_lr"] = peak
-        self.steps = state["steps"]
+    def prime(self) -> None:
+        """Make the state of a first step, all 0, without one."""
+        self.gradients.zero()
+        for master in self._masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = 0.0
+            part.step()
+        self.gradients.zero()
+
+    def loaded(self, steps: int) -> None:
+        """Go on after `steps` with the weights and the state that were written into these tensors."""
+        self.steps = steps
+        self._copy_masters()
 
 
-def build_optimizers(args: argparse.Namespace, model: nn.Module) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    args: argparse.Namespace, model: nn.Module, masters: Mapping[int, torch.Tensor]
+) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon (Jordan, 2024) over the hidden matrices and AdamW over the rest.
 
     Parameters with fewer than two dimensions (norms, biases) get no weight decay.
+
+    Args:
+        args: the options.
+        model: whose parameters with `requires_grad` are meant.
+        masters: id of each of them -> the tensor to update for it.
     """
     outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -86,8 +118,8 @@ def build_optimizers(args: argparse.Namespace, model: nn.Module) -> list[torch.o
     by_muon = {id(p) for p in trainable if args.optimizer == "muon" and p.ndim == 2 and id(p) not in outside}
     rest = [p for p in trainable if id(p) not in by_muon]
     groups = [
-        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": args.weight_decay},
-        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [masters[id(p)] for p in rest if p.ndim >= 2], "weight_decay": args.weight_decay},
+        {"params": [masters[id(p)] for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     parts: list[torch.optim.Optimizer] = []
     if rest:
@@ -101,7 +133,7 @@ def build_optimizers(args: argparse.Namespace, model: nn.Module) -> list[torch.o
             )
         )
     if by_muon:
-        matrices = [p for p in trainable if id(p) in by_muon]
+        matrices = [masters[id(p)] for p in trainable if id(p) in by_muon]
         group = {"params": matrices, "peak_lr": args.muon_lr}
         parts.append(torch.optim.Muon([group], lr=args.muon_lr, weight_decay=args.weight_decay))
     return parts
@@ -119,15 +151,3 @@ def lr_factor(args: argparse.Namespace, step: int) -> float:
         return 1.0
     done = min(1.0, (step - warmup) / max(1, total - warmup))
     return 1.0 - done if args.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-def _flat_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Give every parameter a `.grad` that is a view of one flat buffer a dtype, and return the buffers."""
-    buffers = []
-    for dtype in dict.fromkeys(p.dtype for p in parameters):
-        mine = [p for p in parameters if p.dtype == dtype]
-        flat = torch.zeros(sum(p.numel() for p in mine), dtype=dtype, device=mine[0].device)
-        for p, view in zip(mine, flat.split([p.numel() for p in mine]), strict=True):
-            p.grad = view.view_as(p)
-        buffers.append(flat)
-    return buffers

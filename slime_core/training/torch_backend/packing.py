@@ -1,8 +1,9 @@
 """Packed attention: all sequences of a micro-batch in one row [1, T], each attending only to itself.
 
-Linear layers see no padding. The attention alone lays the tokens out as right-padded rows [B, H, L, D], where causality
-needs no mask (no token looks to its right, where the padding is), and gathers them back. Rows of similar length share a
-block, so that one long sequence does not pad all others.
+Linear layers see no padding, nor does the attention where flash-attn is installed (`flash.py`). Elsewhere it lays the
+tokens out as right-padded rows [B, H, L, D], where causality needs no mask (no token looks to its right, where the
+padding is), and gathers them back. Rows of similar length share a block, so that one long sequence does not pad all
+others.
 
 The function is registered with transformers' AttentionInterface under a name without a mask function, so models build
 no mask. The boundaries travel as the keyword argument `packed` of the model's forward.
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from slime_core.training.torch_backend.flash import flash_attention, flash_kernel
 from slime_core.types import IntArray
 
 ATTENTION = "slime_packed"
@@ -50,6 +52,9 @@ class Packed:
     """The sequences of one packed row."""
 
     blocks: tuple[Block, ...]
+    bounds: torch.Tensor
+    """[sequences + 1] int32, the first token of each, and the number of all."""
+    max_length: int
 
 
 def pack(lengths: IntArray, device: torch.device) -> Packed:
@@ -62,7 +67,8 @@ def pack(lengths: IntArray, device: torch.device) -> Packed:
             blocks.append(_block(lengths[first:row], start, device))
             first, start, total, longest = row, start + total, 0, 0
         total, longest = total + length, max(longest, length)
-    return Packed((*blocks, _block(lengths[first:], start, device)))
+    bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+    return Packed((*blocks, _block(lengths[first:], start, device)), bounds, int(lengths.max()))
 
 
 def _block(lengths: IntArray, start: int, device: torch.device) -> Block:
@@ -152,6 +158,10 @@ def packed_attention(
     """
     if attention_mask is not None or s_aux is not None or position_bias is not None:
         raise ValueError("packed attention takes no mask, sinks or bias")
+    kernel = flash_kernel(query.device, query.dtype)
+    if kernel is not None:
+        shape, masks = (packed.bounds, packed.max_length), {"scaling": scaling, "window": sliding_window}
+        return flash_attention(kernel, query, key, value, *shape, **masks, softcap=softcap), None
     outputs = []
     for block in packed.blocks:
         parts = (_to_rows(x, block) for x in (query, key, value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.errors import CheckpointError
 from slime_core.plugins import load_plugins
 from slime_core.training.batch import TensorBatch, micro_batches
 from slime_core.training.ranks import Ranks
 from slime_core.training.round import MicroLoss, Round
 from slime_core.training.torch_backend import checkpoint
 from slime_core.training.torch_backend.critic import Critic
+from slime_core.training.torch_backend.export import named_weights, write_model
 from slime_core.training.torch_backend.frozen import Frozen
-from slime_core.training.torch_backend.model import Policy, load_policy, named_weights
+from slime_core.training.torch_backend.load import load_policy
+from slime_core.training.torch_backend.model import Policy
 from slime_core.training.torch_backend.optimizer import Optimizer
+from slime_core.training.torch_backend.sharding import in_step
+from slime_core.training.torch_backend.state import restore, tensors_of
 from slime_core.types import FloatArray, IntArray, Shard
 
 CPU_MICRO_BATCH = 4096
@@ -44,16 +46,21 @@ class TorchTrainer:
             torch.set_num_threads(args.trainer_threads)
         torch.manual_seed(args.seed)
         self._args = args
-        self._device = torch.device(device)
         self._plugins = load_plugins(args, [args.advantage_estimator, args.policy_loss])
-        self._policy = load_policy(args, self._device)
-        self._frozen = Frozen(args, self._device)
+        self._device = torch.device(device)
+        self._sharded = args.data_parallel == "fsdp2"
+        self.ranks = Ranks.join(
+            rank, world_size, address=master_address, port=master_port, device=self._device, group=self._sharded
+        )
+        self._policy = load_policy(args, self.ranks)
+        self._frozen = Frozen(args, self.ranks)
         self._optimizer = Optimizer(args, self._policy.model)
-        self.ranks = Ranks.join(rank, world_size, address=master_address, port=master_port, device=self._device)
         on_cpu = self._device.type == "cpu"
         self._max_tokens = min(args.max_tokens_per_gpu, CPU_MICRO_BATCH) if on_cpu else args.max_tokens_per_gpu
-        self.critic = Critic(args, self._device, self.ranks, self._max_tokens) if args.critic else None
+        self.critic = Critic(args, self.ranks, self._max_tokens) if args.critic else None
+        self._optimizers = {"policy": self._optimizer} | ({"critic": self.critic.optimizer} if self.critic else {})
         self._round = Round(args, self, self._plugins)
+        self._writer = checkpoint.StateWriter(self.ranks, beside=args.async_save)
 
     # --- a round ------------------------------------------------------------------------------------------------------
     def train(self, step: int, shard: Shard) -> dict[str, float]:
@@ -93,7 +100,10 @@ class TorchTrainer:
         responses = torch.from_numpy(batch.host.response_lengths.astype(np.int64))
         by_sample = list(parts.split(responses.tolist()))
         with torch.no_grad():
-            for some in micro_batches(batch.host.lengths, rows, self._max_tokens):
+            for some in self._micro_batches(batch, rows):
+                if some is None:
+                    policy.idle()
+                    continue
                 logprobs, _ = policy.logprobs(batch.select(some))
                 for row, values in zip(some, logprobs.split(responses[some].tolist()), strict=True):
                     by_sample[row].copy_(values)
@@ -101,22 +111,22 @@ class TorchTrainer:
 
     def backward(self, batch: TensorBatch, rows: IntArray, loss: MicroLoss) -> None:
         """Forward and backward of this rank's share of a step, micro-batch by micro-batch."""
-        self._optimizer.zero_grad()
-        for some in micro_batches(batch.host.lengths, rows, self._max_tokens):
+        self._optimizer.gradients.zero()
+        for some in self._micro_batches(batch, rows):
+            if some is None:
+                self._policy.idle().backward()
+                continue
             part = batch.select(some)
             logprobs, entropy = self._policy.logprobs(part)
             loss(some, part, logprobs, entropy).backward()
 
+    def _micro_batches(self, batch: TensorBatch, rows: IntArray) -> Iterator[IntArray | None]:
+        parts = micro_batches(batch.host.lengths, rows, self._max_tokens)
+        return in_step(parts, self.ranks, sharded=self._sharded)
+
     def update(self) -> float:
         """Sum the gradients over the ranks and update, or skip; the gradient norm."""
-        for flat in self._optimizer.gradients:
-            self.ranks.sum_(flat)
-        norm = self._optimizer.grad_norm()
-        if math.isfinite(norm):
-            self._optimizer.step(norm)
-        else:
-            self._optimizer.skip()
-        return norm
+        return self._optimizer.update(self.ranks)
 
     def skip(self) -> None:
         """Go on in the schedule without an update."""
@@ -144,39 +154,29 @@ class TorchTrainer:
     @property
     def dtype(self) -> str:
         """Of the weights, for example `float32`."""
-        return str(self._policy.model.dtype).removeprefix("torch.")
+        return str(self._policy.dtype).removeprefix("torch.")
 
     def save(self, directory: Path) -> None:
-        """Write model and training state; the ranks' weights and optimisers are equal, so rank 0 writes them."""
-        try:
-            if self.ranks.rank == 0:
-                checkpoint.save_model(self._policy.model, Path(self._args.model), directory)
-                checkpoint.save_state({"optimizer": self._optimizer.state_dict()}, directory, "state")
-                self._frozen.save(directory)
-                if self.critic is not None:
-                    self.critic.save(directory)
-            checkpoint.save_state({"rng": torch.get_rng_state()}, directory, f"rank_{self.ranks.rank}")
-        except OSError as error:
-            raise CheckpointError(f"the checkpoint {directory} cannot be written: {error}") from error
+        """Write the training state, or begin to; every rank writes its share."""
+        self._writer.save(tensors_of(self._optimizers, self._frozen.renewed(), self.ranks.rank), directory)
+
+    def saved(self, *, wait: bool) -> bool:
+        """Whether it is all written."""
+        if wait:
+            self._writer.finish()
+        return self._writer.finished()
+
+    def export(self, directory: Path) -> None:
+        """Write the policy as transformers reads it; rank 0 does."""
+        writes = self.ranks.rank == 0
+        write_model(self._policy.model, self._policy.dtype, Path(self._args.model), directory, writes=writes)
 
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint; a rank it did not have keeps its fresh random state."""
-        checkpoint.load_model(self._policy.model, directory)
-        self._frozen.load(directory)
-        if self.critic is not None:
-            self.critic.load(directory, self._device)
-        state = checkpoint.load_state(directory, "state", self._device)
-        try:
-            self._optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"the training state in {directory} does not fit: {error}; resume with the options of the run."
-            ) from None
-        own = f"rank_{self.ranks.rank}"
-        if (directory / checkpoint.TRAINER / f"{own}.pt").is_file():
-            torch.set_rng_state(checkpoint.load_state(directory, own, torch.device("cpu"))["rng"])
+        restore(self._optimizers, self._frozen.renewed(), self.ranks, directory)
 
     def close(self) -> None:
-        """Leave the process group and close the plugins."""
+        """Finish what is being written, leave the process group and close the plugins."""
+        self._writer.finish()
         self._plugins.close()
         self.ranks.leave()

@@ -94,7 +94,15 @@ def train_and_save(trainer: MegatronTrainer, case: dict[str, Any], out: Path) ->
     """Train, save, note the weights, and go on for a round."""
     rounds(trainer, case)
     trainer.save(Path(case["checkpoint"]))
+    trainer.export(Path(case["checkpoint"]) / "model")
     return go_on(trainer, case, out)
+
+
+def save_load_train(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Save before the first update, load that, train."""
+    trainer.save(Path(case["checkpoint"]))
+    trainer.load(Path(case["checkpoint"]))
+    return {"metrics": rounds(trainer, case)}
 
 
 def load_and_train(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -140,6 +148,7 @@ ACTIONS = {
     "train": train,
     "train_and_save": train_and_save,
     "load_and_train": load_and_train,
+    "save_load_train": save_load_train,
     "vocab_loss": vocab_loss,
 }
 
