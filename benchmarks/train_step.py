@@ -7,16 +7,17 @@ samples a round, with the math reward, AdamW, one update a batch and no KL:
   and the verified weight sync;
 - trl: `GRPOTrainer.train` with transformers' generate, in one process.
 
-Two cases:
+Two cases of whole rounds, and one of the update alone:
 
 - quickstart: the quickstart's warmed-up model, answers of about 15 tokens and at most 48;
 - long_tail: a model built so that sampling from it gives answers of about 100 tokens with a long tail, at most 1,000.
-  A response's first token decides between 1/50 and 1/400 as the chance of ending at every token.
+  A response's first token decides between 1/50 and 1/400 as the chance of ending at every token;
+- update: the trainer alone, at 5 M parameters, against a plain padded loop of transformers (update_alone.py).
 
-Both sides sample to the end-of-text token with the same limit, and the learning rate is so small that the model stays
-what it is: lengths are equal in distribution. Each side is a process tree of its own that stops after every round until
-it is its turn, so that a slow minute of the machine hits both. A round is timed from the word "go" to the report of the
-next round's end, so all that a training loop does between counts. The first rounds warm up.
+In the first two both sides sample to the end-of-text token with the same limit, and the learning rate is so small that
+the model stays what it is: lengths are equal in distribution. Each side is a process tree of its own that stops after
+every round until it is its turn, so that a slow minute of the machine hits both. A round is timed from the word "go" to
+the report of the next round's end, so all that a training loop does between counts. The first rounds warm up.
 
 Both have all cores and OMP_WAIT_POLICY=PASSIVE. slime runs as the quickstart does. TRL's flags leave out what costs
 time (logging, bf16, gradient checkpointing) and take micro-batches of 64 long answers; its key-value cache is the
@@ -50,9 +51,11 @@ import psutil
 
 from benchmarks.long_tail_model import make_long_tail_model
 from benchmarks.trl_side import NUM_PROMPTS, NUM_SAMPLES, Case, wait_for_turn
+from benchmarks.update_alone import measure_update
 from slime_core import hookimpl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+CASES = ("quickstart", "long_tail", "update")
 
 
 @dataclass(frozen=True)
@@ -313,7 +316,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="two rounds of short answers: does it run, not how fast")
     add("--rounds", type=int, default=20, help="timed rounds of the quickstart's case (default: %(default)s)")
     add("--long-rounds", type=int, default=3, help="timed rounds of the long-tailed case (default: %(default)s)")
-    add("--cases", nargs="+", default=["quickstart", "long_tail"], choices=["quickstart", "long_tail"])
+    add("--cases", nargs="+", default=list(CASES), choices=CASES)
+    add("--update-rounds", type=int, default=5, help="timed rounds of the update alone (default: %(default)s)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     add("--threads", type=int, default=cores, help="torch's threads in slime's trainer (default: all cores)")
     add("--trl-threads", type=int, default=cores, help="torch's threads in TRL (default: all cores)")
@@ -331,6 +335,11 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "trl_threads": args.trl_threads,
         "versions": versions(args.trl_python),
     }
+    if "update" in args.cases:
+        rounds = 1 if args.quick else args.update_rounds
+        report |= measure_update(directory, rounds, args.threads, quick=args.quick)
+    if args.cases == ["update"]:
+        return report
     prompts, model = make_task(directory, warmup_rounds=10 if args.quick else 350)
     long_tail_model = directory / "long_tail_model"
     make_long_tail_model(model, long_tail_model)

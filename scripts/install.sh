@@ -35,7 +35,11 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   fi
 fi
 packages=(--editable ".${extras:+[$extras]}")
-for plugin in plugins/*/; do
+# Developers get what the plugins' own tests need: their extra `test`, where they have one.
+for plugin in plugins/*; do
+  if [[ ",$extras," == *,dev,* ]] && grep -q '^test = ' "$plugin/pyproject.toml"; then
+    plugin+="[test]"
+  fi
   packages+=(--editable "./$plugin")
 done
 pip install --quiet --constraint constraints.txt "${packages[@]}"

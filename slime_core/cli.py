@@ -89,6 +89,9 @@ def run_train(words: list[str]) -> int:
 
     parsed = parse(words)
     if parsed.args.dry_run:
+        from slime_core.training.megatron.config import check_backend
+
+        check_backend(parsed.args)
         print(parsed.sources)
         plugins = Plugins()
         for reference in chosen_plugins(parsed.args):

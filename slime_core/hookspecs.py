@@ -82,8 +82,10 @@ def reward(args: argparse.Namespace, sample: Sample, engine: Any) -> float | dic
     """Return the sample's reward, or a dict whose key `reward` is summed and whose other numbers are logged.
 
     Called as each sample finishes: `def` in a worker process, killed after `--reward-timeout-s`, with `engine` None;
-    `async def` on the event loop, under the same timeout, with an `engine` to ask a model. An error, a timeout, None
-    or NaN makes the sample FAILED, never a reward of 0.
+    `async def` on the event loop, under the same timeout, with an `engine` to ask the policy; `engine.frozen["judge"]`
+    asks the model that `--frozen-model judge=DIR` names. An error, a timeout, None or NaN makes the sample FAILED,
+    never a reward of 0. For a sample of several turns the dict may hold `turn_rewards`, a list with a number a turn,
+    which estimators can use.
     """
 
 

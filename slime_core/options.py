@@ -151,11 +151,16 @@ def eval_data(text: str) -> EvalData:
         raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=PATH")
     if not rest.lstrip().startswith("{"):
         return EvalData(name, _eval_path(rest))
+    return _eval_data_of(name, _settings_table(name, rest))
+
+
+def _settings_table(name: str, text: str) -> dict[str, Any]:
+    """The TOML inline table behind `NAME=`, its keys with underscores."""
     try:
-        table = tomllib.loads(f"table = {rest}")["table"]
+        table = tomllib.loads(f"table = {text}")["table"]
     except tomllib.TOMLDecodeError as error:
         raise argparse.ArgumentTypeError(f"what follows '{name}=' is not a TOML inline table: {error}") from None
-    return _eval_data_of(name, {str(key).replace("-", "_"): value for key, value in table.items()})
+    return {str(key).replace("-", "_"): value for key, value in table.items()}
 
 
 def _eval_data_of(name: str, table: dict[str, Any]) -> EvalData:
@@ -193,6 +198,70 @@ def _eval_path(text: str) -> str:
     if data_file(text).weight is not None:
         raise argparse.ArgumentTypeError(f"'{text}' has a weight; evaluation takes every row of a file")
     return text
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """One `--frozen-model` entry: a model that engines of its own serve, and that is never trained."""
+
+    name: str
+    path: str
+    num_engines: int = 1
+    num_gpus_per_engine: int | None = None
+    max_context_tokens: int | None = None
+    sglang: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
+    """SGLang's flags that differ from the run's: (name, values), None for one that is dropped."""
+
+    def __str__(self) -> str:
+        own = {"path": self.path, "num-engines": self.num_engines, "num-gpus-per-engine": self.num_gpus_per_engine}
+        own |= {"max-context-tokens": self.max_context_tokens}
+        own |= {f"sglang-{name}": _table_value(values) for name, values in self.sglang}
+        return f"{self.name}={_inline_table({key: value for key, value in own.items() if value is not None})}"
+
+
+_FROZEN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_TAKEN_NAMES = ("engine", "router", "rollout")
+"""Log files and metrics of the run itself."""
+
+
+def frozen_model(text: str) -> FrozenModel:
+    """Parse `NAME=PATH` or `NAME={path = "PATH", num-engines = N, ...}`."""
+    name, _, rest = text.partition("=")
+    if not _FROZEN_NAME.fullmatch(name) or not rest:
+        raise argparse.ArgumentTypeError(f"'{text}' must look like NAME=MODEL_DIRECTORY")
+    if name in _TAKEN_NAMES:
+        raise argparse.ArgumentTypeError(f"a frozen model cannot be called '{name}'; choose another name")
+    if not rest.lstrip().startswith("{"):
+        return FrozenModel(name, rest)
+    table = _settings_table(name, rest)
+    numbers = ("num_engines", "num_gpus_per_engine", "max_context_tokens")
+    sglang = {key.removeprefix("sglang_").replace("_", "-"): table.pop(key) for key in [*table] if key[:7] == "sglang_"}
+    if unknown := [key for key in table if key not in ("path", *numbers)]:
+        raise argparse.ArgumentTypeError(
+            f"model '{name}' has an unknown setting '{unknown[0]}'; there are path, {', '.join(numbers)}, sglang-FLAG"
+        )
+    if "path" not in table:
+        raise argparse.ArgumentTypeError(f"model '{name}' needs a path")
+    try:
+        counts = {key: positive_int(str(table[key])) for key in numbers if key in table}
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"model '{name}': {error}") from None
+    flags = tuple((key, _flag_values(value)) for key, value in sglang.items())
+    return FrozenModel(name, str(table["path"]), sglang=flags, **counts)
+
+
+def _flag_values(value: Any) -> tuple[str, ...] | None:
+    """A TOML value as the words behind a flag: `true` is a flag without any, `false` no flag."""
+    if isinstance(value, bool):
+        return () if value else None
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+
+
+def _table_value(values: tuple[str, ...] | None) -> bool | str | list[str]:
+    """What `_flag_values` made of a TOML value, as one again."""
+    if not values:
+        return values is not None
+    return values[0] if len(values) == 1 else list(values)
 
 
 def environment_entry(text: str) -> str:
@@ -273,6 +342,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
     _add_evaluation(parser)
     _add_engines(parser)
     _add_training(parser)
+    _add_megatron(parser)
     _add_objective(parser)
     _add_weights(parser)
     _add_cluster(parser)
@@ -628,6 +698,15 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
         help="servers of this --engine kind that run already, instead of --num-engines started here",
     )
     g.add_argument(
+        "--frozen-model",
+        type=frozen_model,
+        nargs="+",
+        default=[],
+        metavar="NAME=DIR",
+        help="models that plugins ask as engine.frozen[NAME], on engines of their own; "
+        'NAME={path = "DIR", num-engines = 2, sglang-tp-size = 4} sets what differs from the run',
+    )
+    g.add_argument(
         "--num-gpus-per-engine",
         type=positive_int,
         default=1,
@@ -695,10 +774,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--model", metavar="DIR", help="the model to train, in the Hugging Face format (config, weights, tokenizer)"
     )
-    g.add_argument("--train-backend", choices=["torch"], default="torch")
-    g.add_argument(
-        "--num-trainers", type=non_negative_int, default=1, metavar="N", help="data-parallel ranks; 0: rollouts only"
-    )
+    g.add_argument("--train-backend", choices=["torch", "megatron"], default="torch")
+    g.add_argument("--num-trainers", type=non_negative_int, default=1, metavar="N", help="ranks; 0: rollouts only")
     g.add_argument(
         "--data-parallel",
         choices=["replicated", "fsdp2"],
@@ -772,6 +849,34 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument("--clip-grad", type=non_negative, default=1.0, metavar="X", help="largest gradient norm; 0: off")
 
 
+def _add_megatron(parser: argparse.ArgumentParser) -> None:
+    g = parser.add_argument_group("megatron", "for --train-backend megatron; what the sizes leave is data parallel")
+    for flag, what in {
+        "--tensor-model-parallel-size": "ranks that share each matrix",
+        "--pipeline-model-parallel-size": "ranks that share the layers",
+        "--expert-model-parallel-size": "ranks that share the experts",
+        "--expert-tensor-parallel-size": "ranks that share each expert's matrices",
+        "--context-parallel-size": "ranks that share each sequence; needs Transformer-Engine",
+    }.items():
+        g.add_argument(flag, type=positive_int, default=1, metavar="N", help=what)
+    g.add_argument(
+        "--sequence-parallel", action="store_true", help="tensor-parallel ranks share what lies between matrices too"
+    )
+    g.add_argument(
+        "--recompute-num-layers",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="layers whose inside is computed again in the backward pass, together; 0: none",
+    )
+    g.add_argument("--overlap-grad-reduce", action="store_true", help="sum gradients while the backward pass goes on")
+    g.add_argument(
+        "--overlap-param-gather",
+        action="store_true",
+        help="fetch the updated weights while the next forward pass goes on; needs --overlap-grad-reduce",
+    )
+
+
 def _add_objective(parser: argparse.ArgumentParser) -> None:
     g = parser.add_argument_group("objective", "what holds for every --advantage-estimator and --policy-loss")
     g.add_argument(
@@ -842,6 +947,11 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--use-rollout-logprobs", action="store_true", help="the engine's log-probabilities are the old policy's"
+    )
+    g.add_argument(
+        "--overlap-logprobs",
+        action="store_true",
+        help="compute reference and old log-probabilities of finished groups while the rest of a round generates",
     )
     g.add_argument(
         "--importance-correction",
@@ -930,6 +1040,11 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="the run stops when a plugin holds the rollout manager's event loop longer",
     )
+    g.add_argument(
+        "--offload-engines",
+        action="store_true",
+        help="SGLang engines that share GPUs with trainers (--placement colocated) free their memory while those train",
+    )
     g.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
@@ -972,7 +1087,7 @@ class TomlFile(configargparse.ConfigFileParser):  # type: ignore[misc]
             raise OptionError(f"{name} is not valid TOML: {error}") from None
         flat: dict[str, Any] = {}
         for key, value in document.items():
-            if key.replace("_", "-") == "eval-data" and isinstance(value, dict):
+            if key.replace("_", "-") in _NAMED_TABLES and isinstance(value, dict):
                 value = [f"{name}={_inline_table(settings)}" for name, settings in value.items()]
             entries = value if isinstance(value, dict) and key.replace("_", "-") not in _OBJECT_KEYS else {key: value}
             for inner, content in entries.items():
@@ -984,6 +1099,8 @@ class TomlFile(configargparse.ConfigFileParser):  # type: ignore[misc]
         return flat
 
 
+_NAMED_TABLES = {"eval-data", "frozen-model"}
+"""Keys whose value may be a table of NAME=SETTINGS."""
 _OBJECT_KEYS = {"chat-template-kwargs"}
 """Keys whose value is a table itself."""
 
@@ -1153,6 +1270,7 @@ def _resolve_paths(args: argparse.Namespace) -> None:
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
     args.prompt_data = [file.resolved() for file in args.prompt_data]
     args.eval_data = [replace(e, path=str(data_file(e.path).resolved())) for e in args.eval_data]
+    args.frozen_model = [replace(m, path=str(Path(m.path).expanduser().resolve())) for m in args.frozen_model]
 
 
 def _parse_known(parser: _Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -1232,6 +1350,15 @@ def needs_reference(args: argparse.Namespace) -> bool:
     return bool(args.kl_coef or args.kl_loss_coef or args.ref_model is not None)
 
 
+def generates_ahead(args: argparse.Namespace) -> bool:
+    """Whether a round is generated while the one before it trains, so that its tokens lag one weight version.
+
+    Groups continued by --partial-rollout lag one themselves, unless such tokens are masked.
+    """
+    lag_of_continued = args.partial_rollout and not args.mask_offpolicy_in_partial_rollout
+    return bool(args.max_staleness > int(lag_of_continued))
+
+
 def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
     """The bounds of --importance-correction, with their defaults."""
     low, high = (0.0, 2.0) if args.importance_correction == "tis" else (0.5, 5.0)
@@ -1239,6 +1366,28 @@ def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
         low if args.importance_low is None else args.importance_low,
         high if args.importance_high is None else args.importance_high,
     )
+
+
+def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
+    """Whether a round needs the policy's log-probabilities before its first update's own forward."""
+    several = num_steps > 1 or bool(args.kl_coef) or args.teacher_model is not None
+    return several and not args.use_rollout_logprobs
+
+
+MEGATRON_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "context_parallel_size",
+)
+MEGATRON_FLAGS = (
+    *MEGATRON_SIZES,
+    "sequence_parallel",
+    "recompute_num_layers",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+)
 
 
 # --- validation -------------------------------------------------------------------------------------------------------
@@ -1307,10 +1456,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     }.items():
         if directory is not None and not (Path(directory) / "config.json").is_file():
             raise OptionError(f"{flag} {directory} is not a model directory: it has no config.json.")
+    _validate_frozen_models(args)
+    _validate_offload(args)
     if args.ref_update_interval is not None and not needs_reference(args):
         raise OptionError(
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
         )
+    _validate_overlap(args)
     if args.importance_correction is not None and args.use_rollout_logprobs:
         raise OptionError(
             "--importance-correction compares the trainer with the engine, whose log-probabilities "
@@ -1323,6 +1475,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         raise OptionError("--num-epoch counts passes over --prompt-data, which is not given.")
     if args.external_engines and len(set(args.external_engines)) < len(args.external_engines):
         raise OptionError("--external-engines names an engine twice.")
+    _validate_backend(args)
     if args.num_trainers == 0 and args.num_engines == 0:
         raise OptionError("--num-trainers and --num-engines are both 0; there is nothing to run.")
     if args.num_engines == 0 and args.eval_data:
@@ -1338,3 +1491,92 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         not args.run_name or args.run_name in (".", "..", "latest") or "/" in args.run_name
     ):
         raise OptionError(f"--run-name '{args.run_name}' cannot be a directory name under --runs-dir.")
+
+
+def _validate_overlap(args: argparse.Namespace) -> None:
+    if not args.overlap_logprobs:
+        return
+    if args.num_trainers == 0 or args.num_engines == 0:
+        raise OptionError("--overlap-logprobs needs engines and trainers.")
+    if generates_ahead(args):
+        raise OptionError(
+            f"--overlap-logprobs and --max-staleness {args.max_staleness}: a round that is generated ahead keeps the "
+            "trainers busy with the one before it, whose update changes the log-probabilities; use one of them."
+        )
+    if not needs_reference(args) and not compares_old_logprobs(args, args.num_steps_per_rollout):
+        raise OptionError(
+            "--overlap-logprobs has nothing to compute: no reference (--kl-coef, --kl-loss-coef, --ref-model), and one "
+            "optimiser step a round finds the old log-probabilities in its own forward (--num-steps-per-rollout)."
+        )
+
+
+def _validate_frozen_models(args: argparse.Namespace) -> None:
+    names = [model.name for model in args.frozen_model]
+    if doubled := {name for name in names if names.count(name) > 1}:
+        raise OptionError(f"two --frozen-model entries are called '{doubled.pop()}'.")
+    for model in args.frozen_model:
+        if not (Path(model.path) / "config.json").is_file():
+            raise OptionError(
+                f"--frozen-model {model.name}: {model.path} is not a model directory: it has no config.json."
+            )
+        if model.sglang and args.engine != "sglang":
+            raise OptionError(
+                f"--frozen-model {model.name}: sglang-{model.sglang[0][0]} is for SGLang; add --engine sglang."
+            )
+
+
+def _validate_offload(args: argparse.Namespace) -> None:
+    if not args.offload_engines:
+        return
+    wrong = {
+        "--engine embedded, which computes on the CPU": args.engine == "embedded",
+        "--external-engines, which are not the run's to stop": bool(args.external_engines),
+        "--placement disaggregated, where nobody shares": args.placement == "disaggregated",
+        "this --max-staleness, under which engines generate while trainers train": generates_ahead(args),
+        "--overlap-logprobs, under which trainers compute while engines generate": args.overlap_logprobs,
+        "--num-trainers 0": args.num_trainers == 0,
+    }
+    if found := next((reason for reason, applies in wrong.items() if applies), None):
+        raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")
+
+
+TORCH_FLAGS = (
+    "data_parallel",
+    "cpu_offload",
+    "recompute_activations",
+    "only_train_params",
+    "freeze_params",
+    "lora_rank",
+    "async_save",
+)
+
+
+def _validate_backend(args: argparse.Namespace) -> None:
+    if args.train_backend != "megatron":
+        for name in MEGATRON_FLAGS:
+            if getattr(args, name) > (name in MEGATRON_SIZES):
+                raise OptionError(f"--{name.replace('_', '-')} is for Megatron; add --train-backend megatron.")
+        return
+    for name in TORCH_FLAGS:
+        if getattr(args, name) not in (None, False, [], "replicated"):
+            raise OptionError(f"--{name.replace('_', '-')} is for --train-backend torch.")
+    if args.critic:
+        raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
+    if args.optimizer != "adamw":
+        raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
+    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    if args.num_trainers % copy:
+        raise OptionError(
+            f"--num-trainers {args.num_trainers} is no multiple of the {copy} ranks of one copy of the model "
+            "(--tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size)."
+        )
+    experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
+    if args.num_trainers % experts:
+        raise OptionError(
+            f"--num-trainers {args.num_trainers} is no multiple of the {experts} ranks of one copy of the experts "
+            "(--expert-model-parallel-size x --expert-tensor-parallel-size x --pipeline-model-parallel-size)."
+        )
+    if args.sequence_parallel and args.tensor_model_parallel_size == 1:
+        raise OptionError("--sequence-parallel needs --tensor-model-parallel-size of at least 2.")
+    if args.overlap_param_gather and not args.overlap_grad_reduce:
+        raise OptionError("--overlap-param-gather needs --overlap-grad-reduce.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_core.options import Options
+from slime_core.options import Options, generates_ahead
 from slime_core.rollout.rows import count_prompts
 
 
@@ -16,13 +16,8 @@ class Schedule:
 
     @property
     def ahead(self) -> bool:
-        """Whether a round is generated while the one before it trains, so that its tokens lag one weight version.
-
-        Groups continued by --partial-rollout lag one themselves, unless such tokens are masked.
-        """
-        args = self.args
-        lag_of_continued = args.partial_rollout and not args.mask_offpolicy_in_partial_rollout
-        return bool(args.max_staleness > int(lag_of_continued))
+        """Whether a round is generated while the one before it trains."""
+        return generates_ahead(self.args)
 
     def save(self, done: int) -> bool:
         """Whether a checkpoint is written now."""

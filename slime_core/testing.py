@@ -9,8 +9,9 @@ def test_a_boxed_answer_earns_the_bonus():
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from slime_core.errors import EngineError
 from slime_core.hostile import hostile_answers as hostile_answers
 from slime_core.hostile import hostile_responses as hostile_responses
 from slime_core.options import Options, parse
-from slime_core.types import Generation, Group, IntArray, Sample, Status
+from slime_core.types import FloatArray, Generation, Group, IntArray, Sample, Status
 
 
 class CharacterTokenizer:
     """A token a character, its id the character's code point: a test can read what it compares."""
+
+    all_special_tokens: tuple[str, ...] = ()
+    """There are none."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text; there are no special tokens."""
@@ -111,16 +115,32 @@ class ScriptedEngine:
     """An engine for tests of generators: it answers with the given texts in order, whatever is asked.
 
     `answers` may also be a function from the text so far to the answer, for concurrent requests. An answer longer than
-    `max_new_tokens` is cut and finishes for length. `requests` keeps what was asked: tokens and sampling parameters;
-    `images` the images of each request.
+    `max_new_tokens` is cut and finishes for length. After `stop()` every request is answered at once with nothing, as
+    aborted. `requests` keeps what was asked: tokens and sampling parameters; `images` the images of each request.
+    `frozen` names the engines of frozen models.
     """
 
-    def __init__(self, answers: Sequence[str] | Callable[[str], str], context_tokens: int = 2**31 - 1) -> None:
+    def __init__(
+        self,
+        answers: Sequence[str] | Callable[[str], str],
+        context_tokens: int = 2**31 - 1,
+        frozen: Mapping[str, ScriptedEngine] | None = None,
+    ) -> None:
         self.tokenizer = CharacterTokenizer()
+        self.frozen = dict(frozen or {})
         self.context_tokens = context_tokens
         self.requests: list[tuple[list[int], dict[str, Any]]] = []
         self.images: list[list[str]] = []
         self._answers = answers
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the round: nothing more is generated."""
+        self._stopped.set()
+
+    async def until_stopped(self) -> None:
+        """Return once `stop` was called."""
+        await self._stopped.wait()
 
     async def generate(
         self,
@@ -138,7 +158,7 @@ class ScriptedEngine:
         ids = [int(token) for token in tokens]
         self.requests.append((ids, sampling_params))
         self.images.append(list(image_data or []))
-        text = self._next_answer(ids)
+        text = "" if self._stopped.is_set() else self._next_answer(ids)
         limit = int(sampling_params.get("max_new_tokens", len(text)))
         kept = text[:limit]
         return Generation(
@@ -146,9 +166,13 @@ class ScriptedEngine:
             text=kept,
             logprobs=np.full(len(kept), -1.0, np.float32),
             weight_versions=np.zeros(len(kept), np.int32),
-            finish_reason="length" if len(text) > limit else "stop",
+            finish_reason="abort" if self._stopped.is_set() else "length" if len(text) > limit else "stop",
             prompt_tokens=len(ids),
         )
+
+    async def prompt_logprobs(self, tokens: Sequence[int] | IntArray) -> FloatArray:
+        """-1 for every token but the first; not noted in `requests`."""
+        return np.full(max(0, len(tokens) - 1), -1.0, np.float32)
 
     def _next_answer(self, tokens: list[int]) -> str:
         if callable(self._answers):

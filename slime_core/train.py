@@ -17,6 +17,7 @@ from slime_core.tracking.checkpoints import resume
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
 from slime_core.tracking.report import create_run_dir, draw_chart
+from slime_core.training.megatron.config import check_backend
 
 
 def train(args: Options) -> Path:
@@ -25,6 +26,7 @@ def train(args: Options) -> Path:
     Raises:
         SlimeError: when something a user can act on goes wrong; every process of the run is gone by then.
     """
+    check_backend(args)
     args = with_num_rollout(args)
     run_dir = create_run_dir(args)
     write_options(args, run_dir / OPTIONS_FILE)

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from slime_core.extra_keys import round_numbers, shared_rewards, turn_rewards
+
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -69,8 +71,18 @@ class Sample:
     """Travels to the loss with the sample."""
     multimodal: dict[str, Any] | None = None
     """By kind: `{"image": [...]}`, data URIs in the order of their places in the prompt."""
+    unexpanded_prompt: list[int] | None = None
+    """The prompt's ids with one placeholder an image, as engines take it; None where `tokens` begins with these."""
+    processed: dict[str, npt.NDArray[Any]] | None = None
+    """What the model's processor made of the images beside tokens; shared by the samples of a prompt, not saved."""
     session_id: str | None = None
     """Turns of one session go to the same engine where the router can."""
+    turn_ends: list[int] = field(default_factory=list)
+    """Of a sample of several turns: how many response tokens there were when each of the model's turns ended."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """One a turn, where a generator or reward gives them; they reach the loss beside `reward` and are no part of it."""
+    shares_reward: bool = False
+    """One trajectory made several samples: this one is not graded but has the reward of the one that is."""
 
     @property
     def response_length(self) -> int:
@@ -138,18 +150,22 @@ class Sample:
         self.loss_mask, self.logprobs = np.empty(0, np.uint8), np.empty(0, np.float32)
         self.weight_versions = np.empty(0, np.int32)
         self.status, self.reward, self.rewards, self.failure = Status.PENDING, None, {}, None
+        self.turn_ends, self.turn_rewards, self.shares_reward = [], [], False
 
     def clone(self) -> Sample:
         """A copy that shares no mutable state with this sample; the arrays are shared, as `append` makes new ones."""
         twin = copy.copy(self)
-        for name in ("prompt", "label", "rewards", "sampling_params", "metadata", "train_metadata", "multimodal"):
-            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        for f in fields(self):
+            if not isinstance(value := getattr(self, f.name), np.ndarray):
+                setattr(twin, f.name, copy.deepcopy(value))
         return twin
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; `from_dict` gives the sample back. NaN logprobs become null."""
+        """JSON-able form; `from_dict` gives the sample back, without `processed`. NaN logprobs become null."""
         out: dict[str, Any] = {}
         for f in fields(self):
+            if f.name == "processed":
+                continue
             value = getattr(self, f.name)
             if isinstance(value, np.ndarray):
                 value = value.tolist()
@@ -253,7 +269,7 @@ class TrainBatch:
     metadata: list[dict[str, Any] | None]
     """[S] `train_metadata` of each sample."""
     multimodal: list[dict[str, Any] | None]
-    """[S] images and the like, and what a processor made of them."""
+    """[S] images and the like; under `processed` what the model's processor made of them, for the model's forward."""
     per_sample: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """A converter's extra keys with one row a sample."""
     per_token: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -284,8 +300,9 @@ class TrainBatch:
             rollout_index=np.array([s.rollout_index for s in samples], np.int64),
             truncated=np.array([s.status is Status.TRUNCATED for s in samples], np.bool_),
             metadata=[s.train_metadata for s in samples],
-            multimodal=[s.multimodal for s in samples],
-            per_sample=_round_numbers(samples),
+            multimodal=[_with_processed(s) for s in samples],
+            per_sample=round_numbers(samples) | shared_rewards(samples),
+            per_token=turn_rewards(samples),
         )
 
     def select(self, positions: Sequence[int] | IntArray) -> TrainBatch:
@@ -350,11 +367,11 @@ class _Pieces:
         return np.concatenate([flat[:0], *(flat[piece] for piece in self._slices)])
 
 
-def _round_numbers(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    """`round_number`, [S] int64, where generators note their turns in `metadata["round_number"]`; -1 without."""
-    if not any("round_number" in sample.metadata for sample in samples):
-        return {}
-    return {"round_number": np.array([sample.metadata.get("round_number", -1) for sample in samples], np.int64)}
+def _with_processed(sample: Sample) -> dict[str, Any] | None:
+    """The sample's images with what the processor made of them."""
+    if sample.processed is None:
+        return sample.multimodal
+    return {**(sample.multimodal or {}), "processed": sample.processed}
 
 
 def spans(lengths: IntArray, rows: IntArray) -> IntArray:

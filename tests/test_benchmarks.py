@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks import long_tail_model, train_step, trl_side  # noqa: E402
+from benchmarks import long_tail_model, multi_turn, train_step, trl_side  # noqa: E402
 
 
 @pytest.fixture
@@ -25,7 +25,17 @@ def turns():
     }
 
 
-@pytest.mark.parametrize("module", ["benchmarks.train_step", "benchmarks.grading", "benchmarks.weights"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "benchmarks.train_step",
+        "benchmarks.grading",
+        "benchmarks.weights",
+        "benchmarks.multi_turn",
+        "benchmarks.overlap",
+        "benchmarks.loss_memory",
+    ],
+)
 def test_help_is_shown(module):
     done = subprocess.run(
         [sys.executable, "-m", module, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=False
@@ -69,3 +79,9 @@ def test_both_sides_get_the_same_algorithm(tmp_path):
         assert settings["max_completion_length"] == int(slime["--max-response-tokens"])
         assert settings["learning_rate"] == float(slime["--lr"]) == 0.5
         assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] == 256
+
+
+def test_engine_concurrency_is_weighted_by_time():
+    """Two requests for 1 s, one of them for 4 s more."""
+    changes = [(0.0, 1), (0.0, 1), (1.0, -1), (5.0, -1)]
+    assert multi_turn.figures(changes, 2) == {"engine_concurrency_mean": 1.2, "full_fraction": 0.2, "wall_s": 5.0}

@@ -13,6 +13,8 @@ FLOORS = {
     "hookspecs": 0,
     "errors": 0,
     "hostile": 0,
+    "multi_turn": 0,
+    "extra_keys": 0,
     "bound": 1,
     "plugins": 1,
     "options": 1,

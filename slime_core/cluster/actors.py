@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from slime_core.engines.client import EngineClient
+from slime_core.engines.connect import connect
+from slime_core.engines.frozen import options_of
 from slime_core.engines.process import free_port
 from slime_core.engines.router import Router
 from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
 from slime_core.options import Options
+from slime_core.rollout.early import Found
 from slime_core.rollout.manager import RolloutManager
 from slime_core.rollout.tally import Tally
 from slime_core.training.together import follow, leading
 from slime_core.training.trainer import Trainer
 from slime_core.weights.sync import WeightSync
+
+POLICY = "engine"
+"""Whose engines: the policy's. Frozen models have names of their own, never this one."""
 
 MAX_MESSAGES = 100
 """Warnings kept for the driver between two polls."""
@@ -50,9 +57,11 @@ class RoundRefs:
 class EngineActor:
     """Owns one engine's server process."""
 
-    def start(self, args: Options, index: int, run_dir: Path, threads: int, again: bool) -> str:
-        """The URL of a healthy server."""
-        self._server = EngineServer(args, index, run_dir / "logs", threads)
+    def start(
+        self, args: Options, name: str, index: int, run_dir: Path, threads: int, gpus: Sequence[str], again: bool
+    ) -> str:
+        """The URL of a healthy server; `gpus` are those it is lent by trainers."""
+        self._server = EngineServer(args, index, run_dir / "logs", threads, name, gpus)
         return self._server.start(again)
 
     def check(self, paused: bool, at_once: bool = False) -> None:
@@ -68,22 +77,46 @@ class EngineActor:
 class RolloutActor:
     """Owns the router process and the RolloutManager."""
 
-    async def start(self, args: Options, worker_urls: Sequence[str], num_ranks: int, run_dir: Path) -> None:
-        """Bring up the router and load the plugins."""
+    async def start(
+        self,
+        args: Options,
+        worker_urls: Sequence[str],
+        frozen_urls: Mapping[str, Sequence[str]],
+        num_ranks: int,
+        run_dir: Path,
+    ) -> None:
+        """Bring up the routers, one a model, and load the plugins."""
         self._messages = MessageCollector(run_dir / "logs" / "rollout.log")
-        self._routing: Routing | None = None
-        if worker_urls:
-            router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs")
-            self._routing = Routing(args, router, worker_urls)
-        url = self._routing.url if self._routing else ""
-        self._manager = RolloutManager(args, url, worker_urls, num_ranks)
+        self._routings: dict[str, Routing] = {}
+        url = await self._route(args, POLICY, worker_urls, run_dir) if worker_urls else ""
+        frozen = {}
+        for model in args.frozen_model:
+            own, urls = options_of(args, model), frozen_urls[model.name]
+            frozen[model.name] = connect(own, await self._route(own, model.name, urls, run_dir), urls)
+        self._manager = RolloutManager(args, url, worker_urls, num_ranks, frozen)
         tune_garbage_collector()
+
+    async def _route(self, args: Options, model: str, worker_urls: Sequence[str], run_dir: Path) -> str:
+        """The address of a new router."""
+        name = "router" if model == POLICY else f"router_{model}"
+        router = await asyncio.to_thread(Router, args, worker_urls, run_dir / "logs", name)
+        self._routings[model] = Routing(args, router, worker_urls)
+        return router.url
 
     async def rollout(self, step: int, version: int) -> RoundRefs:
         """Collect a round under weights `version`."""
         collected = await self._manager.rollout(step, version)
         shards = await asyncio.to_thread(lambda: [ray.put(shard) for shard in collected.shards])
         return RoundRefs(shards, collected.metrics)
+
+    async def take_early(self) -> list[Any] | None:
+        """References to a shard a rank of what will be trained and is new; None without any."""
+        shards = await self._manager.take_early()
+        return None if shards is None else [ray.put(shard) for shard in shards]
+
+    async def note_early(self, answers: Sequence[Any]) -> None:
+        """What the ranks found about it, by reference."""
+        self._manager.note_early(await asyncio.to_thread(ray.get, list(answers)))
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on every data set."""
@@ -95,21 +128,22 @@ class RolloutActor:
 
     async def progress(self) -> tuple[Tally, list[str]]:
         """The counts of the round under way, and warnings since the last call; an EngineError without a router."""
-        if self._routing is not None:
-            self._routing.check()
+        for routing in self._routings.values():
+            routing.check()
         return self._manager.progress(), self._messages.take()
 
-    async def admit(self, url: str) -> None:
-        """Let an engine take requests."""
-        if self._routing is not None:
-            self._manager.engine.add_worker(url)
-            await self._routing.admit(url)
+    async def admit(self, model: str, url: str) -> None:
+        """Let an engine of a model take requests."""
+        self._client(model).add_worker(url)
+        await self._routings[model].admit(url)
 
-    async def dismiss(self, url: str) -> None:
-        """Send an engine nothing more."""
-        if self._routing is not None:
-            self._manager.engine.remove_worker(url)
-            await self._routing.dismiss(url)
+    async def dismiss(self, model: str, url: str) -> None:
+        """Send an engine of a model nothing more."""
+        self._client(model).remove_worker(url)
+        await self._routings[model].dismiss(url)
+
+    def _client(self, model: str) -> EngineClient:
+        return self._manager.engine if model == POLICY else self._manager.engine.frozen[model]
 
     async def abandon(self) -> None:
         """Give up the round and the evaluation under way; their groups wait for a later round."""
@@ -124,10 +158,10 @@ class RolloutActor:
         self._manager.load(directory)
 
     async def stop(self) -> None:
-        """End the reward workers and the router."""
+        """End the reward workers and the routers."""
         await self._manager.close()
-        if self._routing is not None:
-            await self._routing.close()
+        for routing in self._routings.values():
+            await routing.close()
 
 
 @ray.remote(max_restarts=0)
@@ -138,18 +172,20 @@ class TrainerActor:
         """Where rank 0 will listen for the others."""
         return ("127.0.0.1" if local else ray.util.get_node_ip_address()), free_port()
 
+    def gpus(self) -> tuple[str, list[str]]:
+        """The machine, and which of its GPUs this rank has."""
+        return ray.get_runtime_context().get_node_id(), [str(gpu) for gpu in ray.get_gpu_ids()]
+
     def start(
         self, args: Options, rank: int, world_size: int, address: tuple[str, int], device: str, threads: int
     ) -> None:
         """Load the model."""
         import torch
 
-        from slime_core.training.torch_backend.trainer import TorchTrainer
-
         torch.set_num_threads(threads)
         host, port = address
         self._sync: WeightSync | None = None
-        self._trainer: Trainer = TorchTrainer(
+        self._trainer: Trainer = trainer_class(args.train_backend, device)(
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
 
@@ -160,6 +196,17 @@ class TrainerActor:
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""
         return self._trainer.train(step, ray.get(shard_refs[0]))
+
+    def early_logprobs(self, shard_refs: list[Any]) -> Found:
+        """Log-probabilities of samples of the round that is still being generated."""
+        return self._trainer.early_logprobs(ray.get(shard_refs[0]))
+
+    def release_engines(self, worker_urls: Sequence[str]) -> dict[str, float]:
+        """Let all engines, which are these, free their GPU memory; rank 0 does it."""
+        if self._sync is not None:
+            self._sync.set_engines(worker_urls)
+            asyncio.run(self._sync.release())
+        return {}
 
     def send_weights(self, version: int, worker_urls: Sequence[str]) -> dict[str, float]:
         """Give all engines, which are these, the current weights; rank 0 speaks with them."""
@@ -199,6 +246,20 @@ class TrainerActor:
         if self._sync is not None:
             self._sync.close()
         self._trainer.close()
+
+
+def trainer_class(backend: str, device: str) -> Any:
+    """The Trainer of `--train-backend`."""
+    if backend == "megatron":
+        from slime_core.training.megatron.device import prepare_megatron
+
+        prepare_megatron(device)
+        from slime_core.training.megatron.trainer import MegatronTrainer
+
+        return MegatronTrainer
+    from slime_core.training.torch_backend.trainer import TorchTrainer
+
+    return TorchTrainer
 
 
 class MessageCollector(logging.Handler):

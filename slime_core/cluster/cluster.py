@@ -16,13 +16,15 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core.cluster import reaper
-from slime_core.cluster.actors import EngineActor, RolloutActor, RoundRefs, TrainerActor
+from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.fleet import Fleet
-from slime_core.cluster.placement import Seat, choose_device, plan, threads_each
-from slime_core.errors import ClusterError, SlimeError, WeightSyncError
+from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
+from slime_core.cluster.overlap import Overlap
+from slime_core.cluster.placement import Seat, choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
+from slime_core.engines.frozen import options_of
+from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
 from slime_core.rollout.tally import Tally
 
@@ -44,12 +46,13 @@ class Cluster:
         self._args = args
         self._run_dir = run_dir
         self._fleet: Fleet | None = None
-        self._engine_threads = 0
+        self._frozen: list[Fleet] = []
         self._version = -1
         """Of the weights that the engines have."""
         self._trained_since = False
         """Whether the trainer's weights are later ones."""
         self._trainers: list[Any] = []
+        self._overlap: Overlap | None = None
         self._manager: Any = None
         self._group: Any = None
         self._answered = 0.0
@@ -87,11 +90,12 @@ class Cluster:
         """Train on a round, every rank on its shard; without trainers nothing happens."""
         if not self._trainers:
             return {}
-        calls = [
-            trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, collected.shards, strict=True)
-        ]
+        if self._args.offload_engines:
+            self._tell_engines(lambda urls: [self._trainers[0].release_engines.remote(urls)])
+        shards = [collected.shards[share] for share in data_parallel_ranks(self._args)]
+        calls = [trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, shards, strict=True)]
         self._trained_since = True
-        return self._all(calls)[0]
+        return self._all(calls, paused=self._args.offload_engines)[0]
 
     def send_weights(self, version: int) -> dict[str, float]:
         """Give every engine the trainer's weights as `version`, verified.
@@ -100,26 +104,16 @@ class Cluster:
         """
         if not self._trainers or self._fleet is None or not self._fleet.engines:
             return {}
-        while self._fleet.joining:
-            self._poll_fleet()
-            time.sleep(POLL_S)
-        while True:
-            urls = self._wait_for_engines()
-            calls = [trainer.send_weights.remote(version, urls) for trainer in self._trainers]
-            try:
-                metrics = self._all(calls, paused=True)[0]
-            except WeightSyncError:
-                self._fleet.examine(urls)
-                if set(urls) <= set(self._fleet.urls()):
-                    raise
-                continue
-            self._version, self._trained_since = version, False
-            self._fleet.has_weights(urls)
-            return metrics
+        urls, metrics = self._tell_engines(
+            lambda urls: [trainer.send_weights.remote(version, urls) for trainer in self._trainers]
+        )
+        self._version, self._trained_since = version, False
+        self._fleet.has_weights(urls)
+        return metrics
 
     def engine_metrics(self) -> dict[str, float]:
         """What happened to the engines since the last call."""
-        return self._fleet.take_metrics() if self._fleet is not None else {}
+        return {name: value for fleet in self._fleets() for name, value in fleet.take_metrics().items()}
 
     def abandon(self) -> None:
         """Give up the round and the evaluation under way; their groups wait for a later round."""
@@ -146,9 +140,10 @@ class Cluster:
 
     def close(self) -> None:
         """Stop every process of the run; Ray too, if the run started it."""
-        engines = self._fleet.take_actors() if self._fleet is not None else []
+        engines = [actor for fleet in self._fleets() for actor in fleet.take_actors()]
         actors = [a for a in [self._manager, *engines, *self._trainers] if a is not None]
-        self._manager, self._fleet, self._trainers = None, None, []
+        self._manager, self._fleet, self._overlap = None, None, None
+        self._frozen, self._trainers = [], []
         if not ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # a broken actor must not keep the others alive
@@ -178,19 +173,42 @@ class Cluster:
                 f"{ray.cluster_resources()}. Ask for fewer --num-engines and --num-trainers."
             )
         self._manager = RolloutActor.remote()  # type: ignore[attr-defined]
+        num_engines = len(layout.engines) + sum(map(len, layout.frozen.values()))
         # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
-        fair = 0 if len(layout.engines) == 1 else threads_each(None, len(layout.engines))
-        self._engine_threads = args.engine_threads or fair
-        self._fleet = Fleet(args, self, layout.engines)
-        self._trainers = [_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
-        serving = self._fleet.start()
+        threads = args.engine_threads or (0 if num_engines == 1 else threads_each(None, num_engines))
+        self._trainers = [in_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
+        places = self._get([trainer.gpus.remote() for trainer in self._trainers])
+        gpus = lent_gpus(layout.lenders, places)
+        self._fleet = self._new_fleet(args, POLICY, layout.engines, threads, self._send_current_weights, gpus)
+        for model in args.frozen_model:
+            seats = layout.frozen[model.name]
+            self._frozen.append(self._new_fleet(options_of(args, model), model.name, seats, threads, no_weights))
+        serving = {fleet.name: fleet.start() for fleet in self._fleets()}
         loading = self._start_trainers(device)
-        urls: list[str] = self._get(serving)
-        self._get(self._manager.start.remote(args, urls, len(self._trainers), self._run_dir))
-        self._fleet.started(urls)
+        self._get([call for calls in serving.values() for call in calls])
+        urls: dict[str, list[str]] = {name: self._get(calls) for name, calls in serving.items()}
+        policy, num_shards = urls.pop(POLICY), len(set(data_parallel_ranks(args)))
+        self._get(self._manager.start.remote(args, policy, urls, num_shards, self._run_dir))
+        self._fleet.started(policy)
+        for fleet in self._frozen:
+            fleet.started(urls[fleet.name])
         self._get(loading)
         if self._trainers:
             self._get(self._trainers[0].connect.remote(args, self._run_dir))
+        if args.overlap_logprobs:
+            self._overlap = Overlap(self._manager, self._trainers, data_parallel_ranks(args), self._get)
+
+    def _new_fleet(
+        self,
+        args: Options,
+        name: str,
+        seats: Sequence[Seat],
+        threads: int,
+        send_weights: CurrentWeights,
+        gpus: Sequence[Sequence[str]] = (),
+    ) -> Fleet:
+        host = EngineHost(args, name, self._run_dir, threads, self._group, self._manager, send_weights, gpus)
+        return Fleet(args, host, seats, name)
 
     def _start_trainers(self, device: str) -> list[Any]:
         if not self._trainers:
@@ -203,16 +221,11 @@ class Cluster:
             for rank, trainer in enumerate(self._trainers)
         ]
 
-    # --- what the fleet asks for --------------------------------------------------------------------------------------
-    def new_engine(self, seat: Seat) -> Any:
-        """An actor in the seat."""
-        return _seat(EngineActor, self._group, seat)
+    def _fleets(self) -> list[Fleet]:
+        """The policy's and those of frozen models."""
+        return ([] if self._fleet is None else [self._fleet]) + self._frozen
 
-    def start_engine(self, actor: Any, index: int, again: bool) -> Any:
-        """Start the actor's server."""
-        return actor.start.remote(self._args, index, self._run_dir, self._engine_threads, again)
-
-    def send_current_weights(self, url: str) -> Any | None:
+    def _send_current_weights(self, url: str) -> Any | None:
         """Give an engine the weights of the others; None when the trainer has them no more, or they have none."""
         if not self._trainers:
             return ray.put(None)
@@ -221,13 +234,23 @@ class Cluster:
         calls = [trainer.send_weights_to.remote(self._version, url) for trainer in self._trainers]
         return calls[0]
 
-    def admit(self, url: str) -> Any:
-        """Let the router send requests to an engine."""
-        return self._manager.admit.remote(url)
+    def _tell_engines(self, call: Callable[[list[str]], list[Any]]) -> tuple[list[str], dict[str, float]]:
+        """Let trainers tell all engines something under which they stand still; whom it told, and its answer.
 
-    def dismiss(self, url: str) -> None:
-        """Let it send none."""
-        self._manager.dismiss.remote(url)
+        One that dies meanwhile is left out, and the others are told again.
+        """
+        while self._fleet is not None and self._fleet.joining:
+            self._poll_fleet()
+            time.sleep(POLL_S)
+        while True:
+            urls = self._wait_for_engines()
+            if self._fleet is not None:
+                self._fleet.finish_checks()
+            try:
+                return urls, self._all(call(urls), paused=True)[0]
+            except (EngineError, WeightSyncError):
+                if self._fleet is None or self._fleet.all_well(urls):
+                    raise
 
     # --- waiting ------------------------------------------------------------------------------------------------------
     def _watch(self, call: Any, on_progress: OnProgress) -> Any:
@@ -240,8 +263,10 @@ class Cluster:
         while not ray.wait([call], timeout=POLL_S)[0]:
             self._report(on_progress)
             self._poll_fleet()
-            if self._fleet is not None:
-                self._fleet.require()
+            for fleet in self._fleets():
+                fleet.require()
+            if self._overlap is not None:
+                self._overlap.poll()
         result = self._get(call)
         self._report(on_progress)
         return result
@@ -259,6 +284,8 @@ class Cluster:
     def _poll_fleet(self, paused: bool = False) -> None:
         if self._fleet is not None:
             self._fleet.poll(paused)
+        for fleet in self._frozen:
+            fleet.poll()
 
     def _wait_for_engines(self) -> list[str]:
         """The URLs of the engines that can take weights, one at least."""
@@ -273,7 +300,7 @@ class Cluster:
     def _report(self, on_progress: OnProgress) -> None:
         try:
             tally, warnings = self._get(self._manager.progress.remote(), timeout_s=POLL_S)
-            on_progress(tally, warnings + (self._fleet.take_messages() if self._fleet is not None else []))
+            on_progress(tally, warnings + [message for fleet in self._fleets() for message in fleet.take_messages()])
             self._answered = time.monotonic()
         except GetTimeoutError:  # the manager's loop is held; its monitor writes down who holds it
             silence_s = time.monotonic() - self._answered
@@ -331,11 +358,6 @@ def _raise_first_error(calls: Sequence[Any]) -> None:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") + "." if lines else type(error).__name__ + "."
-
-
-def _seat(actor_class: Any, group: Any, seat: Seat) -> Any:
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat.bundle)
-    return actor_class.options(num_cpus=seat.num_cpus, num_gpus=seat.num_gpus, scheduling_strategy=strategy).remote()
 
 
 def _start_ray(args: Options, num_cpus: int) -> None:

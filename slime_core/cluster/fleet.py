@@ -79,9 +79,12 @@ class Fleet:
     weights, and admitted. The requests that it held are sent again by the client.
     """
 
-    def __init__(self, args: Options, host: Host, seats: Sequence[Seat]) -> None:
-        self._args, self._host = args, host
+    def __init__(self, args: Options, host: Host, seats: Sequence[Seat], name: str = "engine") -> None:
+        """`name` says whose engines they are, as in EngineServer; metrics of a frozen model carry it."""
+        self._args, self._host, self.name = args, host, name
+        self._prefix = "engines/" if name == "engine" else f"engines/{name}/"
         self.engines = [Engine(index, seat, host.new_engine(seat)) for index, seat in enumerate(seats)]
+        self._patience_s = 2 * args.engine_health_timeout_s + ACTOR_PATIENCE_S
         self._messages: list[str] = []
         self._num_restarts = 0
         self._down_s = 0.0
@@ -118,7 +121,7 @@ class Fleet:
         """Move every engine on as far as it is.
 
         Args:
-            paused: the engines stand still, to be given weights.
+            paused: the engines stand still, to be given weights; none is started then.
         """
         for engine in self.engines:
             try:
@@ -126,17 +129,23 @@ class Fleet:
             except (RayActorError, RayTaskError) as error:
                 self._lose(engine, _reason(error))
 
-    def examine(self, urls: Sequence[str]) -> None:
+    def finish_checks(self) -> None:
+        """Return when no engine is being asked how it is: SGLang does not answer that while it is paused."""
+        calls = [engine.call for engine in self.engines if engine.state is State.SERVING and engine.call is not None]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=self._patience_s)
+
+    def all_well(self, urls: Sequence[str]) -> bool:
         """Ask these engines how they are, now, and wait for the answers; those that are not well are lost."""
         asked = [
             (engine, engine.actor.check.remote(True, at_once=True)) for engine in self.engines if engine.url in urls
         ]
-        patience = 2 * self._args.engine_health_timeout_s + ACTOR_PATIENCE_S
         for engine, call in asked:
             try:
-                ray.get(call, timeout=patience)
+                ray.get(call, timeout=self._patience_s)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 self._lose(engine, _reason(error))
+        return set(urls) <= set(self.urls())
 
     def require(self) -> None:
         """Do nothing while an engine serves, or may again.
@@ -151,7 +160,7 @@ class Fleet:
         self._none_since = self._none_since or now
         given_up = all(engine.num_failed_starts >= MAX_FAILED_STARTS for engine in self.engines)
         if given_up or now - self._none_since > self._args.engine_recovery_timeout_s:
-            raise EnginesLostError(f"no engine is left, and none could be started again: {self._last_problem}")
+            raise EnginesLostError(f"no {self.name} is left, and none could be started again: {self._last_problem}")
 
     def take_messages(self) -> list[str]:
         """What happened since the last call, for the user."""
@@ -159,16 +168,16 @@ class Fleet:
         return messages
 
     def take_metrics(self) -> dict[str, float]:
-        """`engines/*`: counts and seconds since the last call."""
+        """`engines/*`, a frozen model's `engines/NAME/*`: counts and seconds since the last call."""
         now = time.monotonic()
         for engine in self.engines:
             if engine.down_since is not None:
                 self._down_s += now - engine.down_since
                 engine.down_since = now
         metrics = {
-            "engines/serving": float(sum(engine.state is State.SERVING for engine in self.engines)),
-            "engines/restarts": float(self._num_restarts),
-            "engines/down_s": self._down_s,
+            f"{self._prefix}serving": float(sum(engine.state is State.SERVING for engine in self.engines)),
+            f"{self._prefix}restarts": float(self._num_restarts),
+            f"{self._prefix}down_s": self._down_s,
         }
         self._num_restarts, self._down_s = 0, 0.0
         return metrics
@@ -182,14 +191,13 @@ class Fleet:
     def _advance(self, engine: Engine, paused: bool) -> None:
         if engine.call is not None:
             if not _done(engine.call):
-                patience = 2 * self._args.engine_health_timeout_s + ACTOR_PATIENCE_S
-                if engine.state is State.SERVING and time.monotonic() - engine.checked_at > patience:
-                    self._lose(engine, f"its actor has not answered for {patience:g} s")
+                if engine.state is State.SERVING and time.monotonic() - engine.checked_at > self._patience_s:
+                    self._lose(engine, f"its actor has not answered for {self._patience_s:g} s")
                 return
             call, engine.call = engine.call, None
             result = ray.get(call)
             self._take(engine, result)
-        if engine.state is State.DOWN and time.monotonic() >= engine.start_at:
+        if engine.state is State.DOWN and not paused and time.monotonic() >= engine.start_at:
             engine.state = State.STARTING
             engine.call = self._host.start_engine(engine.actor, engine.index, again=True)
         elif engine.state is State.READY:
@@ -210,7 +218,7 @@ class Fleet:
             if engine.down_since is not None:
                 self._down_s += time.monotonic() - engine.down_since
                 engine.down_since = None
-            self._messages.append(f"engine {engine.index} serves again")
+            self._messages.append(f"{self.name} {engine.index} serves again")
 
     def _lose(self, engine: Engine, reason: str) -> None:
         """End what is left of an engine, and plan its next start."""
@@ -227,13 +235,13 @@ class Fleet:
             engine.num_failed_starts += 1
         if engine.num_failed_starts >= MAX_FAILED_STARTS:
             engine.start_at = float("inf")
-            self._messages.append(f"engine {engine.index} is given up after {MAX_FAILED_STARTS} starts: {reason}")
+            self._messages.append(f"{self.name} {engine.index} is given up after {MAX_FAILED_STARTS} starts: {reason}")
             return
         backoff = FIRST_BACKOFF_S * 2**engine.num_failed_starts if engine.num_failed_starts else 0.0
         engine.start_at = now + min(backoff, LONGEST_BACKOFF_S)
         engine.actor = self._host.new_engine(engine.seat)
         self._num_restarts += 1
-        self._messages.append(f"engine {engine.index} is started again: {reason.splitlines()[0]}")
+        self._messages.append(f"{self.name} {engine.index} is started again: {reason.splitlines()[0]}")
 
 
 def _done(call: Any) -> bool:

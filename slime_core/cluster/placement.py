@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError
 from slime_core.options import Options
+
+LENT_GPU = 0.5
+"""What of a rank's GPU Ray counts as the engine's."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +30,34 @@ class Layout:
     bundles: list[dict[str, float]]
     engines: list[Seat]
     trainers: list[Seat]
+    frozen: dict[str, list[Seat]]
+    """Frozen model -> its engines, which share with nobody."""
+    lenders: list[list[int]]
+    """For every engine the ranks whose GPUs it uses; none where it has its own, or computes on the CPU."""
 
 
 def plan(args: Options, use_gpus: bool) -> Layout:
     """Colocated engines and trainers share bundles, disaggregated ones have their own.
 
     Where `use_gpus`, trainers take a GPU each and SGLang engines --num-gpus-per-engine; an embedded engine computes on
-    the CPU, an external one elsewhere.
+    the CPU, an external one elsewhere. With --offload-engines an engine uses the GPUs of as many trainers.
 
     Raises:
-        ClusterError: when SGLang engines would share GPUs with trainers.
+        ClusterError: when SGLang engines would share GPUs with trainers at the same time, or there are too few.
     """
     shared = args.placement == "colocated"
     num_engines = len(args.external_engines) or args.num_engines
     engine_gpus = args.num_gpus_per_engine if use_gpus and args.engine == "sglang" and not args.external_engines else 0
-    if engine_gpus and shared and args.num_trainers and num_engines:
+    lent = bool(engine_gpus and shared and args.num_trainers and num_engines)
+    if lent and not args.offload_engines:
         raise ClusterError(
-            "SGLang engines cannot share GPUs with trainers yet; give them their own with --placement disaggregated."
+            "SGLang engines and trainers can share GPUs only if the engines free their memory meanwhile: add "
+            "--offload-engines, or give them GPUs of their own with --placement disaggregated."
+        )
+    if lent and num_engines * engine_gpus > args.num_trainers:
+        raise ClusterError(
+            f"{num_engines} engines of {engine_gpus} GPUs cannot share those of --num-trainers {args.num_trainers}, "
+            "one each; ask for fewer engines, or smaller ones."
         )
     first_engine = 0 if shared else args.num_trainers
     num_bundles = max(args.num_trainers, first_engine + num_engines)
@@ -49,11 +65,51 @@ def plan(args: Options, use_gpus: bool) -> Layout:
     bundles: list[dict[str, float]] = [{"CPU": 1.0} for _ in range(num_bundles)]
     for rank in range(args.num_trainers if use_gpus else 0):
         bundles[rank]["GPU"] = 1.0
-    for index in range(num_engines if engine_gpus else 0):
+    for index in range(num_engines if engine_gpus and not lent else 0):
         bundles[first_engine + index]["GPU"] = float(engine_gpus)
-    engines = [Seat(first_engine + i, share, float(engine_gpus)) for i in range(num_engines)]
-    trainers = [Seat(rank, share, 1.0 if use_gpus else 0.0) for rank in range(args.num_trainers)]
-    return Layout(bundles, engines, trainers)
+    if lent:  # Ray gives fractions of one GPU only: an engine sits with the first rank and is told of the others'
+        engines = [Seat(i * engine_gpus, share, LENT_GPU) for i in range(num_engines)]
+        lenders = [list(range(i * engine_gpus, (i + 1) * engine_gpus)) for i in range(num_engines)]
+    else:
+        engines = [Seat(first_engine + i, share, float(engine_gpus)) for i in range(num_engines)]
+        lenders = [[] for _ in range(num_engines)]
+    trainer_gpus = (1 - LENT_GPU if lent else 1.0) if use_gpus else 0.0
+    trainers = [Seat(rank, share, trainer_gpus) for rank in range(args.num_trainers)]
+    frozen: dict[str, list[Seat]] = {}
+    for model in args.frozen_model:
+        own = options_of(args, model)
+        gpus = float(own.num_gpus_per_engine if use_gpus and args.engine == "sglang" else 0)
+        frozen[model.name] = [Seat(len(bundles) + i, 1.0, gpus) for i in range(model.num_engines)]
+        bundles += [{"CPU": 1.0} | ({"GPU": gpus} if gpus else {}) for _ in range(model.num_engines)]
+    return Layout(bundles, engines, trainers, frozen, lenders)
+
+
+def lent_gpus(lenders: Sequence[Sequence[int]], places: Sequence[tuple[str, list[str]]]) -> list[list[str]]:
+    """The GPUs that trainers lend to every engine.
+
+    Args:
+        places: of every rank the machine, and which of its GPUs it has.
+
+    Raises:
+        ClusterError: when an engine's would be on several machines.
+    """
+    for ranks in lenders:
+        if len({places[rank][0] for rank in ranks}) > 1:
+            raise ClusterError(
+                f"trainers {ranks[0]} to {ranks[-1]} are on several machines, and an engine of {len(ranks)} GPUs "
+                "cannot share theirs; choose --num-gpus-per-engine so that it fits a machine."
+            )
+    return [[gpu for rank in ranks for gpu in places[rank][1]] for ranks in lenders]
+
+
+def data_parallel_ranks(args: Options) -> list[int]:
+    """Whose share of a round each trainer rank gets: ranks with parts of one copy of the model train on the same.
+
+    Megatron numbers its ranks by tensor, context, data and pipeline parallelism, the first fastest.
+    """
+    together = args.tensor_model_parallel_size * args.context_parallel_size
+    num_copies = args.num_trainers // (together * args.pipeline_model_parallel_size)
+    return [rank // together % num_copies for rank in range(args.num_trainers)]
 
 
 def choose_device(args: Options, num_gpus: float) -> str:

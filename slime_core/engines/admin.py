@@ -47,6 +47,14 @@ class EngineAdmin:
         """Forget cached prefixes, which the old weights made."""
         await self._all("flush_cache", {})
 
+    async def release_memory(self, urls: Sequence[str], tags: Sequence[str]) -> None:
+        """Free GPU memory, what SGLang calls by these names. A server that is busy dies of it."""
+        await self._each("release_memory_occupation", {url: {"tags": list(tags)} for url in urls})
+
+    async def resume_memory(self, urls: Sequence[str], tags: Sequence[str]) -> None:
+        """Take it again; for servers that have released it."""
+        await self._each("resume_memory_occupation", {url: {"tags": list(tags)} for url in urls})
+
     async def update_weights_from_disk(self, model_path: str, version: int) -> None:
         """Load a directory's weights. An engine that cannot keeps its old ones.
 

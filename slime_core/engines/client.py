@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -17,11 +17,12 @@ import orjson
 from slime_core.engines.model_dir import UNKNOWN_CONTEXT
 from slime_core.engines.requests import Requests
 from slime_core.errors import EngineError
-from slime_core.types import FINISH_STATUS, Generation, IntArray, Sample
+from slime_core.types import FINISH_STATUS, FloatArray, Generation, IntArray, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 FIRST_ABORT_PAUSE_S, LONGEST_ABORT_PAUSE_S = 0.02, 0.5
 ABORT_TIMEOUT_S = 5.0
@@ -34,6 +35,14 @@ NOTHING_GENERATED = Generation(
     finish_reason="abort",
 )
 """The answer to a request that was stopped before it was sent."""
+
+
+class FrozenModels(dict[str, "EngineClient"]):
+    """Name -> client, for each --frozen-model."""
+
+    def __missing__(self, name: str) -> EngineClient:
+        there = f"there are {', '.join(self)}" if self else "there is none"
+        raise EngineError(f"no frozen model is called '{name}': {there}; --frozen-model {name}=DIR starts one.")
 
 
 class EngineClient:
@@ -52,8 +61,10 @@ class EngineClient:
         timeout_s: float,
         worker_urls: Sequence[str] = (),
         context_tokens: int = UNKNOWN_CONTEXT,
+        frozen: Mapping[str, EngineClient] | None = None,
     ) -> None:
         self.url = url
+        self.frozen = FrozenModels(frozen or {})
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens
         self._worker_urls = list(worker_urls)
@@ -87,7 +98,9 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, those to frozen models too."""
+        for client in self.frozen.values():
+            await client.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -121,16 +134,36 @@ class EngineClient:
         headers = {"X-SMG-Routing-Key": session_id} if session_id else {}
         requests = requests or Requests()
         async with self._slots:
-            generation = await self._post_until(f"{self.url}/generate", body, headers, requests)
+            answer = await self._post_until(f"{self.url}/generate", body, headers, requests, parse_generation)
+        generation = NOTHING_GENERATED if answer is None else answer
         requests.num_tokens += len(generation.tokens)
         return generation
+
+    async def prompt_logprobs(self, tokens: Sequence[int] | IntArray) -> FloatArray:
+        """What the model gives to tokens (ids) that are there already, such as another model's response.
+
+        Returns:
+            float32 [n - 1]: the log-probability, at temperature 1, of every token but the first.
+
+        Raises:
+            EngineError: when the engine refuses the request, or none answers in time.
+        """
+        body: dict[str, Any] = {
+            "input_ids": np.asarray(tokens).tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        async with self._slots:
+            logprobs = await self._post_until(f"{self.url}/generate", body, {}, Requests(), parse_prompt_logprobs)
+        return np.empty(0, np.float32) if logprobs is None else logprobs
 
     async def abort(self, requests: Requests, timeout_s: float) -> None:
         """Stop these requests, wherever they are; return when all have answered, or after `timeout_s`.
 
         An engine is told again until then: a request may still have been on its way.
         """
-        requests.stopped = True
+        requests.stop()
         self._aborting.add(requests)
         try:
             await self._abort_until(requests, time.monotonic() + timeout_s)
@@ -162,9 +195,14 @@ class EngineClient:
                 await self._post(f"{url}/abort_request", body, {})
 
     async def _post_until(
-        self, url: str, body: dict[str, Any], headers: dict[str, str], requests: Requests
-    ) -> Generation:
-        """POST with retries until the deadline, or until the requests are stopped."""
+        self,
+        url: str,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        requests: Requests,
+        parse: Callable[[dict[str, Any]], T],
+    ) -> T | None:
+        """POST with retries until the deadline; None when the requests were stopped before, or nobody wants them."""
         deadline, backoff = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S
         while not requests.stopped:
             body["rid"] = rid = uuid.uuid4().hex
@@ -174,7 +212,7 @@ class EngineClient:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     status, content = await self._post(url, body, headers)
                 if status == 200:
-                    return await self._parsed(content, requests)
+                    return await self._parsed(content, requests, parse)
                 problem = f"HTTP {status}: {_message(content)}"
                 if 400 <= status < 500:
                     raise EngineError(f"the engine refused a request ({problem})")
@@ -190,13 +228,13 @@ class EngineClient:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
             self._num_retries += 1
-        return NOTHING_GENERATED
+        return None
 
-    async def _parsed(self, content: bytes, requests: Requests) -> Generation:
+    async def _parsed(self, content: bytes, requests: Requests, parse: Callable[[dict[str, Any]], T]) -> T | None:
         """The answer, parsed one at a turn of the event loop, however many have come at once."""
         async with self._parsing:
             await asyncio.sleep(0)
-            return NOTHING_GENERATED if requests.discarded else parse_generation(orjson.loads(content))
+            return None if requests.discarded else parse(orjson.loads(content))
 
     async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, bytes]:
         if self._session is None:
@@ -228,17 +266,31 @@ class SampleEngine:
         # a continued sample must not draw again what its first tokens were drawn with
         self._seed = (run_seed * SEED_STRIDE + sample.index) * CONTINUATION_STRIDE + sample.response_length
         self._num_requests = 0
+        self.frozen = client.frozen
+        self._prompt, self._unexpanded = sample.tokens[: sample.prompt_length], sample.unexpanded_prompt
         self.tokenizer = client.tokenizer
         self.context_tokens = client.context_tokens
 
     async def generate(
         self, tokens: Sequence[int] | IntArray, sampling_params: dict[str, Any], **request: Any
     ) -> Generation:
-        """Continue `tokens`; see `EngineClient.generate` for what else a request may have."""
+        """Continue `tokens`; see `EngineClient.generate` for what else a request may have.
+
+        With `image_data` the prompt goes out with one placeholder an image, which the engine expands as the model's
+        processor did.
+        """
         seed = (self._seed * REQUEST_STRIDE + self._num_requests) % 2**31
         self._num_requests += 1
         params = {"sampling_seed": seed, **sampling_params}
+        if request.get("image_data") and self._unexpanded is not None:
+            ids, length = np.asarray(tokens), len(self._prompt)
+            if np.array_equal(ids[:length], self._prompt):
+                tokens = np.concatenate([np.asarray(self._unexpanded, ids.dtype), ids[length:]])
         return await self._client.generate(tokens, params, requests=self._requests, **request)
+
+    async def until_stopped(self) -> None:
+        """Return once the round needs nothing more; requests then answer at once, as aborted."""
+        await self._requests.until_stopped()
 
 
 def parse_generation(answer: dict[str, Any]) -> Generation:
@@ -262,6 +314,19 @@ def parse_generation(answer: dict[str, Any]) -> Generation:
             prompt_tokens=meta.get("prompt_tokens", 0),
             cached_tokens=meta.get("cached_tokens", 0),
         )
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise EngineError(f"the engine's answer is not SGLang's: {type(error).__name__}: {error}") from None
+
+
+def parse_prompt_logprobs(answer: dict[str, Any]) -> FloatArray:
+    """The log-probabilities of an answer's prompt, float32 [n - 1].
+
+    Raises:
+        EngineError: when the answer is not what the protocol promises.
+    """
+    try:
+        entries = answer["meta_info"]["input_token_logprobs"][1:]
+        return np.array([entry[0] for entry in entries], np.float32)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise EngineError(f"the engine's answer is not SGLang's: {type(error).__name__}: {error}") from None
 

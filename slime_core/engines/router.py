@@ -18,13 +18,14 @@ START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 PORT_ATTEMPTS = 3
+MANY_FAILURES = 1_000_000
 
 
 class Router:
     """A running sglang-router in front of the given engines. Its address stays, also over a restart."""
 
-    def __init__(self, args: Options, worker_urls: Sequence[str], log_dir: Path) -> None:
-        self._args, self._log = args, log_dir / "router.log"
+    def __init__(self, args: Options, worker_urls: Sequence[str], log_dir: Path, name: str = "router") -> None:
+        self._args, self._log = args, log_dir / f"{name}.log"
         if args.router_port and not port_is_free(args.router_port):
             raise EngineError(
                 f"port {args.router_port} on {LOOPBACK} is in use; give --router-port another one, or 0 for any."
@@ -82,7 +83,9 @@ class Router:
         command += ["--port", self.url.rsplit(":", 1)[1], "--policy", self._args.router_policy]
         command += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(free_port()), "--log-level", "warn"]
         command += ["--disable-retries", "--disable-circuit-breaker", "--max-concurrent-requests", "-1"]
-        command += ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
+        # Engines that have released their memory say that they are not healthy; the fleet knows better.
+        failures = MANY_FAILURES if self._args.offload_engines else 2
+        command += ["--health-check-interval-secs", "2", "--health-failure-threshold", str(failures)]
         command += ["--worker-startup-check-interval", "1"]
         command += ["--request-timeout-secs", str(math.ceil(self._args.request_timeout_s))]
         return ServerProcess("sglang-router", command, self._log)

@@ -23,14 +23,29 @@ PORT_TAKEN = ("address already in use", "port is already in use", "errno 98")
 class EngineServer:
     """One engine: `start` gives its URL, `stop` ends it."""
 
-    def __init__(self, args: Options, index: int, log_dir: Path, threads: int) -> None:
-        self._args, self._index, self._threads = args, index, threads
+    def __init__(
+        self,
+        args: Options,
+        index: int,
+        log_dir: Path,
+        threads: int,
+        name: str = "engine",
+        gpus: Sequence[str] = (),
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            name: whose engine it is in logs and errors: `engine` for the policy's, a frozen model's own.
+            gpus: those it uses; by default those that this process may use.
+        """
+        self._args, self._index, self._threads, self._name = args, index, threads, f"{name} {index}"
         self._log_dir = log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
         self._environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(threads),
             "HF_HUB_OFFLINE": "1",
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             **dict(entry.split("=", 1) for entry in args.engine_env),
         }
         self.process: ServerProcess | None = None
@@ -58,7 +73,7 @@ class EngineServer:
         """Do nothing while the server runs and is healthy; may wait --engine-health-timeout-s for its answer.
 
         Args:
-            paused: it stands still because it was told to; SGLang then says that it is not healthy.
+            paused: it stands still because it was told to. SGLang's /health generates a token, and would hang.
             at_once: ask now, however lately it was asked, until it answers or is given up.
 
         Raises:
@@ -68,17 +83,21 @@ class EngineServer:
         limit = self._args.engine_health_timeout_s
         while at_once or time.monotonic() >= self._check_at:
             asked = time.monotonic()
-            status = status_of(f"{self._url}/health", limit)
+            status = status_of(f"{self._url}/{'model_info' if paused else 'health'}", limit)
             self._check_at = time.monotonic() + self._args.engine_health_interval_s
-            if status == 200 or (paused and status is not None):
+            if status == 200:
                 self._ill_since = math.inf
                 return
             self._check_process()
             self._ill_since = min(self._ill_since, asked)
             if time.monotonic() - self._ill_since >= limit:
                 said = "no answer" if status is None else f"HTTP {status}"
-                raise EngineError(f"engine {self._index} is not healthy ({said} for {limit:g} s).")
+                raise EngineError(f"{self._name} is not healthy ({said} for {limit:g} s).")
             time.sleep(POLL_S)
+
+    @property
+    def _file_stem(self) -> str:
+        return self._name.replace(" ", "_")
 
     def _check_process(self) -> None:
         if self.process is not None:
@@ -102,14 +121,14 @@ class EngineServer:
         return self._url
 
     def _launch(self, command: Sequence[str]) -> ServerProcess:
-        log = self._log_dir / f"engine_{self._index}.log"
-        self.process = ServerProcess(f"engine {self._index}", command, log, self._environment)
+        log = self._log_dir / f"{self._file_stem}.log"
+        self.process = ServerProcess(self._name, command, log, self._environment)
         return self.process
 
     def _start_embedded(self) -> str:
         """The embedded engine takes any free port and writes down which."""
         args = self._args
-        port_file = self._log_dir / f"engine_{self._index}.port"
+        port_file = self._log_dir / f"{self._file_stem}.port"
         port_file.unlink(missing_ok=True)
         command = [args.engine_python or sys.executable, "-m", "slime_core.engines.embedded"]
         command += ["--model-path", args.model, "--host", LOOPBACK, "--port", "0", "--port-file", str(port_file)]
@@ -138,4 +157,4 @@ class EngineServer:
                 taken = any(words in str(error).lower() for words in PORT_TAKEN)
                 if not taken or attempt == PORT_ATTEMPTS - 1:
                     raise
-        raise EngineError(f"engine {self._index} found no free port.")
+        raise EngineError(f"{self._name} found no free port.")

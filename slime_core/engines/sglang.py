@@ -86,6 +86,8 @@ def command(args: Options, index: int, port: int) -> list[str]:
         words += ["--context-length", str(args.max_context_tokens)]
     if "random-seed" not in args.sglang:
         words += ["--random-seed", str(args.seed + index)]
+    if args.offload_engines and args.sglang.get("device") != ["cpu"] and "enable-memory-saver" not in args.sglang:
+        words += ["--enable-memory-saver"]
     for name, values in args.sglang.items():
         words += [f"--{name}", *values]
     return words

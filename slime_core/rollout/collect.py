@@ -71,6 +71,7 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                 elif len(kept) < wanted:
                     del running[task]
                     kept.append(left)
+                    stages.keep(left)
                     fruitless_draws = 0
             tally.num_kept = len(kept)
     except BaseException:

@@ -35,7 +35,12 @@ def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
 
 
 def split(batch: TrainBatch, num_ranks: int, num_steps: int) -> list[Shard]:
-    """One shard a rank. Optimiser steps are consecutive runs of samples; each is spread over the ranks by tokens."""
+    """One shard a rank. Optimiser steps are consecutive runs of samples; each is spread over the ranks by tokens.
+
+    A reward that the samples of a trajectory share counts once in the round: it is NaN for all of them but one.
+    """
+    shared = batch.per_sample.get("shares_reward", False)
+    round_rewards = np.where(shared, np.nan, batch.rewards)
     parts: list[list[list[int]]] = [[] for _ in range(num_ranks)]
     for step in np.array_split(np.arange(batch.num_samples), num_steps):
         for rank, positions in enumerate(_balance(step, batch.lengths, num_ranks)):
@@ -44,7 +49,7 @@ def split(batch: TrainBatch, num_ranks: int, num_steps: int) -> list[Shard]:
     for steps in parts:
         ends = np.cumsum([len(positions) for positions in steps]).tolist()
         mine = batch.select([position for positions in steps for position in positions])
-        shards.append(Shard(mine, ends, batch.rewards, batch.group_index))
+        shards.append(Shard(mine, ends, round_rewards, batch.group_index))
     return shards
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_core.bound import Bound, blamed
-from slime_core.engines.client import EngineClient
 from slime_core.options import EvalData, Options
 from slime_core.plugins import plugin_name
 from slime_core.rollout.buffer import members
 from slime_core.rollout.collected import check_groups
 from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.rows import PromptFile, open_prompt_file
-from slime_core.rollout.source import longest_prompt, tokenize
+from slime_core.rollout.source import longest_prompt
 from slime_core.rollout.stages import Stages
 from slime_core.tracking.metrics import eval_metrics
 from slime_core.types import Group
@@ -68,7 +67,7 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
     `stages` are the run's, anew for this data set.
     """
     entry = dataset.entry
-    groups = await asyncio.to_thread(_groups, args, dataset, stages.engine)
+    groups = await asyncio.to_thread(_groups, args, dataset, stages)
     spare_indices = itertools.count(sum(map(len, groups)))
     stages = replace(
         stages,
@@ -93,13 +92,13 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
     return metrics | {f"eval/{entry.name}/{key}": float(count) for key, count in counts.items() if count}
 
 
-def _groups(args: Options, dataset: EvalDataset, engine: EngineClient) -> list[Group]:
+def _groups(args: Options, dataset: EvalDataset, stages: Stages) -> list[Group]:
     groups = []
     num_samples = dataset.entry.n_samples_per_prompt or args.eval_n_samples_per_prompt
     for row in range(len(dataset.file)):
         prompt = dataset.file.sample(args, row, dataset.entry.name)
-        tokenize(args, engine, prompt)
-        if len(prompt.tokens) <= longest_prompt(args, engine):
+        stages.prompts.tokenize(prompt)
+        if len(prompt.tokens) <= longest_prompt(args, stages.engine):
             prompt.group_index, prompt.index = row, num_samples * len(groups)
             groups.append(members(prompt, num_samples))
     return groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,17 @@ import orjson
 
 from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
-from slime_core.engines.model_dir import context_length, load_tokenizer
+from slime_core.engines.connect import connect
 from slime_core.errors import CheckpointError, DataError
 from slime_core.options import Options, hook_choices
 from slime_core.plugins import load_plugins, plugin_name
 from slime_core.rollout.collected import check_groups, without_failed
 from slime_core.rollout.convert import convert, split
+from slime_core.rollout.early import Found
 from slime_core.rollout.evaluate import evaluate, open_eval_datasets
 from slime_core.rollout.generate import Generators, sampling_params
 from slime_core.rollout.loop_monitor import LoopMonitor
+from slime_core.rollout.prompts import Prompts
 from slime_core.rollout.reward import Rewards
 from slime_core.rollout.sample_file import read_groups, write_groups
 from slime_core.rollout.source import Source
@@ -63,22 +65,27 @@ class RolloutManager:
     Built and used inside a running event loop.
     """
 
-    def __init__(self, args: Options, router_url: str, worker_urls: Sequence[str], num_ranks: int) -> None:
+    def __init__(
+        self,
+        args: Options,
+        router_url: str,
+        worker_urls: Sequence[str],
+        num_ranks: int,
+        frozen: Mapping[str, EngineClient] | None = None,
+    ) -> None:
         self._args = args
         self._num_ranks = num_ranks
         choices = hook_choices(args)
         self._plugins = load_plugins(args, [name for hook in ROLLOUT_HOOKS for name in choices[hook]])
         bind = self._plugins.bind
-        self.engine = EngineClient(
-            router_url,
-            tokenizer=load_tokenizer(args.model),
-            concurrency=max(1, args.engine_max_requests * len(worker_urls)),
-            timeout_s=args.request_timeout_s,
-            worker_urls=worker_urls,
-            context_tokens=args.max_context_tokens or context_length(args.model),
-        )
+        self.engine = connect(args, router_url, worker_urls, frozen)
+        self._prompts = Prompts(args, self.engine.tokenizer)
         self.source = Source(
-            args, bind("get_samples", args.get_samples), bind("buffer_filter", args.buffer_filter), self.engine
+            args,
+            bind("get_samples", args.get_samples),
+            bind("buffer_filter", args.buffer_filter),
+            self.engine,
+            self._prompts,
         )
         self._eval_datasets = open_eval_datasets(args, bind)
         self._rollout = bind("rollout", args.rollout)
@@ -88,6 +95,7 @@ class RolloutManager:
         self._stages = Stages(
             args=args,
             engine=self.engine,
+            prompts=self._prompts,
             generators=Generators(
                 args.generate_field, {plugin_name(name): bind("generate", name) for name in args.generate}
             ),
@@ -124,7 +132,8 @@ class RolloutManager:
             groups = await self._collect(step, stages)
             collected = time.monotonic()
             try:
-                shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages.tally, trained_version)
+                await stages.early.close()
+                shards, metrics = await asyncio.to_thread(self._packed, step, groups, stages, trained_version)
             except asyncio.CancelledError:
                 self.num_dropped += stages.tally.dropped.total()
                 self.source.add_groups(groups)
@@ -146,6 +155,15 @@ class RolloutManager:
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }
         return Round(shards, metrics)
+
+    async def take_early(self) -> list[Shard] | None:
+        """A shard a rank of the groups that are new and will be trained in the round under way; None without any."""
+        batch = self._stages.early.take() if self._collecting else None
+        return None if batch is None else await asyncio.to_thread(split, batch, self._num_ranks, 1)
+
+    def note_early(self, answers: Sequence[Found]) -> None:
+        """What the ranks found about the last `take_early`."""
+        self._stages.early.note(answers)
 
     async def evaluate(self, step: int = 0) -> dict[str, float]:
         """Metrics of every evaluation data set, after `step` trained rounds."""
@@ -255,14 +273,18 @@ class RolloutManager:
             self._tasks.discard(task)
 
     def _packed(
-        self, step: int, groups: list[Group], tally: Tally, version: int
+        self, step: int, groups: list[Group], stages: Stages, version: int
     ) -> tuple[list[Shard], dict[str, float]]:
         """The round as the trainers get it, and its metrics; in one go on a thread, as large rounds take a while."""
-        batch = convert(self._args, self._convert, groups)
+        for group in groups:
+            self._prompts.restore(group)
+        batch, early = stages.early.fill(convert(self._args, self._convert, groups))
         shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
         if self._args.save_samples:
             self._save_samples(step, groups)
-        return shards, rollout_metrics(groups, dropped=tally.dropped, failed=tally.failed, weight_version=version)
+        tally = stages.tally
+        metrics = rollout_metrics(groups, dropped=tally.dropped, failed=tally.failed, weight_version=version)
+        return shards, metrics | ({"perf/early_logprob_fraction": early} if self._args.overlap_logprobs else {})
 
     def _save_samples(self, step: int, groups: list[Group]) -> None:
         directory = run_dir(self._args) / SAMPLES_DIR

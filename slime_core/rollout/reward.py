@@ -74,19 +74,20 @@ class Rewards:
 
     async def score_sample(self, sample: Sample, tally: Tally) -> None:
         """Run the per-sample rewards of a finished sample; one that a generator filled is kept."""
-        if sample.status is Status.ABORTED or sample.status is Status.FAILED or sample.reward is not None:
+        if sample.status in (Status.ABORTED, Status.FAILED) or sample.shares_reward or sample.reward is not None:
             return
         for grader in self._graders_of(sample):
             if grader.whole_group or sample.status is Status.FAILED or grader.name in sample.rewards:
                 continue
             try:
-                _keep(sample, grader.name, await self._grade(grader, {"sample": sample}))
+                _keep(sample, grader, await self._grade(grader, {"sample": sample}))
             except RewardFailure as failure:
                 _fail([sample], grader, str(failure), tally)
 
     async def score_group(self, group: Group, tally: Tally) -> None:
-        """Run the group rewards of a finished group, then sum up."""
-        open_samples = [s for s in group if s.status in (Status.COMPLETED, Status.TRUNCATED) and s.reward is None]
+        """Run the group rewards of a finished group, then sum up, and give the sums to the samples that share them."""
+        unscored = [s for s in group if s.status in (Status.COMPLETED, Status.TRUNCATED) and s.reward is None]
+        open_samples = [s for s in unscored if not s.shares_reward]
         for grader in self._graders:
             graded = [s for s in open_samples if grader in self._graders_of(s) and s.status is not Status.FAILED]
             if not grader.whole_group or not graded:
@@ -97,13 +98,14 @@ class Rewards:
                     what = f"{len(results)} rewards" if isinstance(results, list | tuple) else type(results).__name__
                     raise RewardFailure(f"returned {what} for a group of {len(graded)} samples")
                 for sample, result in zip(graded, results, strict=True):
-                    _keep(sample, grader.name, result)
+                    _keep(sample, grader, result)
             except RewardFailure as failure:
                 _fail(graded, grader, str(failure), tally)
         for sample in open_samples:
             weights = {grader.name: grader.choice.weight for grader in self._graders_of(sample)}
             if weights and sample.status is not Status.FAILED:
                 sample.reward = sum(weight * sample.rewards[name] for name, weight in weights.items())
+        _share([s for s in unscored if s.shares_reward], group)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -142,19 +144,47 @@ class Rewards:
             raise RewardFailure(f"{type(error).__name__}: {error}") from error
 
 
-def _keep(sample: Sample, name: str, result: Any) -> None:
-    """Note a reward; of a dict the key `reward` counts and the others are logged.
+def _keep(sample: Sample, grader: Grader, result: Any) -> None:
+    """Note a reward; of a dict the key `reward` counts, `turn_rewards` is kept by turn, and the others are logged.
 
     Raises:
         RewardFailure: when it is not a finite number, or a dict of such.
     """
-    entries = result if isinstance(result, dict) else {"reward": result}
+    name = grader.name
+    entries = dict(result) if isinstance(result, dict) else {"reward": result}
+    by_turn = entries.pop("turn_rewards", None)
     if "reward" not in entries:
         raise RewardFailure(f"returned a dict without the key 'reward': {sorted(map(str, entries))}")
     for key, value in entries.items():
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise RewardFailure(f"returned {value!r} where a finite number is needed")
         sample.rewards[name if key == "reward" else f"{name}/{key}"] = float(value)
+    if by_turn is not None:
+        _add_turn_rewards(sample, grader.choice.weight, by_turn)
+
+
+def _add_turn_rewards(sample: Sample, weight: float, by_turn: Any) -> None:
+    num_turns = len(sample.turn_ends)
+    if not isinstance(by_turn, list | tuple) or len(by_turn) != num_turns or not num_turns:
+        what = f"{len(by_turn)}" if isinstance(by_turn, list | tuple) else type(by_turn).__name__
+        raise RewardFailure(f"returned {what} as turn_rewards for a sample of {num_turns} turns")
+    if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in by_turn):
+        raise RewardFailure(f"returned {by_turn!r} as turn_rewards where finite numbers are needed")
+    before = sample.turn_rewards or [0.0] * num_turns
+    sample.turn_rewards = [old + weight * float(new) for old, new in zip(before, by_turn, strict=True)]
+
+
+def _share(sharing: Group, group: Group) -> None:
+    """The reward of the graded sample of the same rollout to those that share it; without one they fail with it."""
+    graded = {sample.rollout_index: sample for sample in group if not sample.shares_reward}
+    for sample in sharing:
+        source = graded.get(sample.rollout_index)
+        if source is None:
+            sample.fail("shares a reward, but its rollout has no sample that is graded")
+        elif source.status is Status.FAILED:
+            sample.fail(source.failure or "the sample whose reward it shares failed")
+        else:
+            sample.reward = source.reward
 
 
 def _fail(samples: Group, grader: Grader, reason: str, tally: Tally) -> None:

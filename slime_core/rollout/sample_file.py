@@ -20,7 +20,10 @@ ARRAYS = {"tokens": np.int32, "loss_mask": np.uint8, "logprobs": np.float32, "we
 PLAIN = ("index", "group_index", "rollout_index", "dataset", "response", "status", "reward", "failure", "session_id")
 """Fields with a column of their own type; the others are JSON text."""
 
-JSON = tuple(f.name for f in fields(Sample) if f.name not in ARRAYS and f.name not in PLAIN)
+LEFT_OUT = ("processed",)
+"""Fields that are made again from the others; arrays of images would be many times the file."""
+
+JSON = tuple(f.name for f in fields(Sample) if f.name not in (*ARRAYS, *PLAIN, *LEFT_OUT))
 GROUP = "group"
 """The column with the position of a sample's group in the file."""
 

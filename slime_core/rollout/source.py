@@ -7,14 +7,12 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import numpy as np
-
 from slime_core.bound import Bound, blamed
 from slime_core.engines.client import EngineClient
-from slime_core.engines.model_dir import encode_prompt
 from slime_core.errors import DataError, PluginError
 from slime_core.options import Options
 from slime_core.rollout.buffer import Buffer, members
+from slime_core.rollout.prompts import Prompts
 from slime_core.types import Group, Sample
 
 logger = logging.getLogger(__name__)
@@ -29,8 +27,11 @@ class Source:
     Conservation: `num_drawn` = groups trained + dropped + waiting, at every moment between rounds.
     """
 
-    def __init__(self, args: Options, get_samples: Bound, buffer_filter: Bound, engine: EngineClient) -> None:
+    def __init__(
+        self, args: Options, get_samples: Bound, buffer_filter: Bound, engine: EngineClient, prompts: Prompts
+    ) -> None:
         self._args = args
+        self._prompts = prompts
         self._get_samples = get_samples
         self._engine = engine
         self._buffer = Buffer(args, buffer_filter)
@@ -60,8 +61,21 @@ class Source:
     async def get_groups(self, num_groups: int) -> list[Group]:
         """Exactly `num_groups` groups: those the buffer filter takes, and new prompts for the rest.
 
-        Concurrent calls take turns.
+        Concurrent calls take turns. What a cancelled call had taken waits for the next one.
         """
+        taking = asyncio.create_task(self._take(num_groups))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)
+            await asyncio.wait([taking])
+            raise
+
+    def _give_back(self, taking: asyncio.Task[list[Group]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._buffer.add(taking.result())
+
+    async def _take(self, num_groups: int) -> list[Group]:
         async with self._taking:
             groups = await self._buffer.take(num_groups, self._trained_version, self._version)
             for prompt in await self._draw(num_groups - len(groups)):
@@ -147,7 +161,7 @@ class Source:
                 f"plugin '{self._get_samples.name}': get_samples must return a list of {count} samples, got {got}."
             )
         for sample in drawn:
-            tokenize(self._args, self._engine, sample)
+            self._prompts.tokenize(sample)
         limit = longest_prompt(self._args, self._engine)
         good = [sample for sample in drawn if len(sample.tokens) <= limit]
         if len(good) < count and not self.num_too_long:
@@ -166,25 +180,11 @@ class Source:
         """Numbers for a group that was made elsewhere; samples that share a rollout index go on sharing one."""
         rollouts: dict[int, int] = {}
         for sample in group:
-            tokenize(self._args, self._engine, sample)
+            self._prompts.tokenize(sample)
             sample.group_index, sample.index = self.num_drawn, self.take_index()
             shared = rollouts.setdefault(sample.rollout_index, sample.index)
             sample.rollout_index = shared if sample.rollout_index >= 0 else sample.index
         self.num_drawn += 1
-
-
-def tokenize(args: Options, engine: EngineClient, sample: Sample) -> None:
-    """Give the sample its prompt's tokens, if it has a prompt and no tokens yet."""
-    if not sample.prompt or len(sample.tokens):
-        return
-    tokens = encode_prompt(
-        engine.tokenizer,
-        sample.prompt,
-        apply_chat_template=args.apply_chat_template,
-        tools=sample.metadata.get("tools"),
-        template_kwargs=args.chat_template_kwargs,
-    )
-    sample.tokens = np.asarray(tokens, np.int32)
 
 
 def longest_prompt(args: Options, engine: EngineClient) -> int:

@@ -11,8 +11,10 @@ from slime_core.bound import Bound
 from slime_core.engines.client import EngineClient
 from slime_core.errors import RolloutError
 from slime_core.options import Options
+from slime_core.rollout.early import Early
 from slime_core.rollout.filters import first_objection, ranked, scored
 from slime_core.rollout.generate import Generators, generate_samples
+from slime_core.rollout.prompts import Prompts
 from slime_core.rollout.reward import Rewards
 from slime_core.rollout.tally import Tally
 from slime_core.rollout.underway import Underway
@@ -33,6 +35,7 @@ class Stages:
 
     args: Options
     engine: EngineClient
+    prompts: Prompts
     generators: Generators
     rewards: Rewards
     dynamic_filters: list[Bound]
@@ -42,11 +45,12 @@ class Stages:
     """Sampling parameters."""
     tally: Tally = field(default_factory=Tally)
     underway: Underway = field(default_factory=Underway)
+    early: Early = field(default_factory=Early)
     evaluation: bool = False
 
     def anew(self) -> Stages:
         """The same stages for another round, which counts and is stopped by itself."""
-        return replace(self, tally=Tally(), underway=Underway())
+        return replace(self, tally=Tally(), underway=Underway(), early=Early())
 
     async def run_group(self, group: Group) -> Group:
         """Generate and score clones of the group's samples; the given ones stay as they are.
@@ -65,6 +69,11 @@ class Stages:
         """The group without failed samples, and the first objection to it."""
         left, drop = scored(self.args, group)
         return left, drop or await first_objection(self.args, self.dynamic_filters, left)
+
+    def keep(self, group: Group) -> None:
+        """Say that a judged group will be trained, so that trainers may look at it early."""
+        if not self.over_sampling_filters:
+            self.early.keep(group)
 
     async def rank(self, groups: list[Group], num_groups: int) -> list[Group]:
         """The groups best first."""

@@ -32,7 +32,8 @@ class Underway:
         Args:
             discard: nobody wants what they answer; it is not even parsed.
         """
-        self.requests.stopped, self.requests.discarded = True, discard
+        self.requests.stop()
+        self.requests.discarded = discard
         for task in self._graders:
             task.cancel()
         self._recalled |= self._graders

@@ -39,6 +39,7 @@ def rollout_metrics(
     if not samples:
         return metrics
     metrics |= _reward_metrics(samples) | _length_metrics(samples) | _staleness_metrics(samples, weight_version)
+    metrics |= _turn_metrics(samples)
     metrics["rollout/zero_std_fraction"] = fmean(has_equal_rewards(group) for group in groups)
     return metrics
 
@@ -50,7 +51,7 @@ def has_equal_rewards(group: Group) -> bool:
 
 
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    rewards = [sample.reward for sample in samples if sample.reward is not None and not sample.shares_reward]
     if not rewards:
         return {}
     metrics = {
@@ -73,6 +74,20 @@ def _length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         "rollout/response_length_min": float(min(lengths)),
         "rollout/prompt_length_mean": fmean(sample.prompt_length for sample in samples),
         "rollout/truncated_fraction": _truncated_fraction(samples),
+    }
+
+
+def _turn_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of the samples whose generator counts its turns and tool calls, as `multi_turn` does."""
+    taken = [sample for sample in samples if sample.turn_ends]
+    if not taken:
+        return {}
+    calls = [int(sample.metadata.get("tool_calls", 0)) for sample in taken]
+    return {
+        "rollout/turns_mean": fmean(len(sample.turn_ends) for sample in taken),
+        "rollout/tool_calls_mean": fmean(calls),
+        "rollout/tool_use_fraction": fmean(count > 0 for count in calls),
+        "rollout/failed_tool_calls": float(sum(int(s.metadata.get("failed_tool_calls", 0)) for s in taken)),
     }
 
 

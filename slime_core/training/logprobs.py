@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-MAX_LOGITS = 2**27
-"""Numbers in the logits of one chunk, 512 MiB in float32; a longer micro-batch recomputes them in the backward pass."""
+MAX_LOGITS = 2**26
+"""Numbers in the logits of one chunk, 256 MiB in float32; a longer micro-batch recomputes them in the backward pass."""
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -40,6 +40,8 @@ class Ranks:
     device: torch.device
     grouped: bool
     """Whether there is a process group of them."""
+    group: dist.ProcessGroup | None = None
+    """None: the whole world."""
 
     @classmethod
     def join(cls, rank: int, size: int, *, address: str, port: int, device: torch.device, group: bool = False) -> Ranks:
@@ -62,14 +64,14 @@ class Ranks:
         """Sum a flat tensor over the ranks, in place, bucket by bucket."""
         if self.size > 1:
             for bucket in flat.split(BUCKET):
-                dist.all_reduce(bucket)
+                dist.all_reduce(bucket, group=self.group)
         return flat
 
     def most(self, count: int) -> int:
         """The largest count of all ranks."""
         largest = torch.tensor([count])
         if self.size > 1:
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return int(largest.item())
 
     def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,11 +80,11 @@ class Ranks:
             return [message]
         text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8).to(self.device)
         sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(text)], device=self.device))
+        dist.all_gather(sizes, torch.tensor([len(text)], device=self.device), group=self.group)
         padded = text.new_zeros(int(max(size.item() for size in sizes)))
         padded[: len(text)] = text
         texts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(texts, padded)
+        dist.all_gather(texts, padded, group=self.group)
         raw = [bytes(t[: int(size.item())].tolist()) for t, size in zip(texts, sizes, strict=True)]
         return [json.loads(part) for part in raw]
 

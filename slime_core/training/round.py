@@ -7,20 +7,21 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from slime_core.algorithms import kl_estimate, whiten
 from slime_core.bound import blamed
+from slime_core.options import compares_old_logprobs
 from slime_core.plugins import Plugins
 from slime_core.training.batch import TensorBatch, without_truncated
 from slime_core.training.meters import Meters, round_metrics
 from slime_core.training.objective import StepLoss, check_per_token, pair
 from slime_core.training.ranks import DataParallel
 from slime_core.training.skipped import keep_batch
-from slime_core.training.steps import Step, round_steps
+from slime_core.training.steps import Step, round_steps, trained_tokens
 from slime_core.types import IntArray, Shard
 
 MicroLoss = Callable[[IntArray, TensorBatch, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -139,6 +140,24 @@ class Round:
         metrics |= {"train/skipped_steps": float(skipped), "train/nonfinite_steps": float(nonfinite)}
         return metrics | {"train/grad_norm": grad_norm, "train/lr": lr}
 
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """What `train` will need of the reference and of the present policy; see `Trainer.early_logprobs`."""
+        batch = TensorBatch.of(shard.batch, self._ranks.device)
+        chosen = trained_tokens(shard.batch) > 0
+        rows = np.flatnonzero(chosen)
+        found = {"ref_logprobs": self._backend.reference_logprobs(batch, rows)}
+        if compares_old_logprobs(self._args, self._args.num_steps_per_rollout):
+            found["old_logprobs"] = self._backend.logprobs(batch, rows)
+        left_out = ~np.repeat(chosen, shard.batch.response_lengths)
+        answer: dict[str, Any] = {
+            "sample_index": shard.batch.sample_index,
+            "response_lengths": shard.batch.response_lengths,
+        }
+        for name, values in found.items():
+            if values is not None:
+                answer[name] = np.where(left_out, np.nan, values.cpu().numpy()).astype(np.float32)
+        return answer
+
     def _update(self, part: Step) -> float:
         """Update, or skip a step that trains nothing; the gradient norm."""
         if part.num_tokens:
@@ -148,7 +167,7 @@ class Round:
 
     def _set_frozen_logprobs(self, batch: TensorBatch, rows: IntArray) -> None:
         """Those of the reference and of the teacher, where the options name them."""
-        batch.ref_logprobs = self._backend.reference_logprobs(batch, rows)
+        batch.ref_logprobs = _completed(batch, rows, "ref_logprobs", self._backend.reference_logprobs)
         taught = self._backend.teacher_logprobs(batch, rows)
         if taught is not None:
             batch.teacher_logprobs = taught
@@ -162,7 +181,7 @@ class Round:
             # NaN is left on tokens that are not trained, where it would still poison the gradient
             batch.old_logprobs = batch.rollout_logprobs.nan_to_num(0.0)
         elif num_steps > 1 or self._args.kl_coef or batch.teacher_logprobs is not None:
-            batch.old_logprobs = self._backend.logprobs(batch, rows)
+            batch.old_logprobs = _completed(batch, rows, "old_logprobs", self._backend.logprobs)
             meters.compare(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
 
     def _set_advantages(self, batch: TensorBatch, shard: Shard) -> None:
@@ -185,3 +204,15 @@ class Round:
                 taught = taught & batch.expand(~batch.rewards.isnan())
             advantages = whiten(advantages.float(), taught, sum_over_ranks=batch.sum_over_ranks)
         batch.advantages, batch.returns = advantages.float(), returns.float()
+
+
+def _completed(
+    batch: TensorBatch, rows: IntArray, name: str, compute: Callable[[TensorBatch, IntArray], torch.Tensor | None]
+) -> torch.Tensor | None:
+    """Log-probabilities [R] at these samples: those that came with the batch, and computed where they are NaN."""
+    if name not in batch:
+        return compute(batch, rows)
+    known: torch.Tensor = batch[name]
+    unknown = np.repeat(np.arange(batch.num_samples), batch.host.response_lengths)[known.isnan().cpu().numpy()]
+    fresh = compute(batch, rows[np.isin(rows, unknown)])
+    return None if fresh is None else torch.where(known.isnan(), fresh, known)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+TRAINER = "trainer"
+"""The directory of a checkpoint with the training state."""
+
+
 class Trainer(Protocol):
     """One rank. Every rank gets the same calls in the same order: any of them may need all ranks."""
 
@@ -20,6 +24,13 @@ class Trainer(Protocol):
 
         Raises:
             SlimeError: when the round lacks what the chosen estimator or loss needs.
+        """
+
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """What training these samples will need of frozen models and of the policy as it is now.
+
+        `sample_index` [S], `response_lengths` [S], and `ref_logprobs` and `old_logprobs`, float32 [R], NaN at samples
+        that are not trained, where the options need them.
         """
 
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,6 +26,8 @@ class BroadcastTransport:
         self._group: WeightGroup | None = None
         self._name = self._backend = ""
         self._members: list[str] = []
+        self._group_of: dict[str, str] = {}
+        """URL -> the group that this engine was last let into, though the trainer may have left it."""
 
     @asynccontextmanager
     async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
@@ -54,6 +56,7 @@ class BroadcastTransport:
         name = self._name = f"slime-{uuid.uuid4().hex}"
         store = meeting_point(size)
         self._members = list(admin.urls)
+        self._group_of |= dict.fromkeys(admin.urls, name)
         bodies = {
             url: {
                 "master_address": address_seen_by(url),
@@ -76,11 +79,11 @@ class BroadcastTransport:
         return group
 
     async def _leave(self, admin: EngineAdmin) -> None:
-        """Take down the group before this one, at the engines that are still there."""
+        """Take down the groups before this one, at the engines that are to join it."""
         self.forget_engines()
-        staying = [url for url in self._members if url in admin.urls]
-        if staying:
-            await admin.destroy_weights_update_group(staying, self._name)
+        for url in admin.urls:
+            if (name := self._group_of.pop(url, None)) is not None:
+                await admin.destroy_weights_update_group([url], name)
         self._members = []
 
     # --- an update ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from slime_core.options import Options
 from slime_core.weights import parity
 from slime_core.weights.checksum import compare
 from slime_core.weights.fusion import comparable, fused_checksums
+from slime_core.weights.offload import REST, WEIGHTS, Offload
 from slime_core.weights.source import NamedTensors, Update, WeightSource, engine_dtype
 from slime_core.weights.transport import open_transport
 
@@ -31,6 +32,7 @@ class WeightSync:
         self._num_sent = 0
         self._unchecked = False
         """Whether an engine has joined since the last comparison."""
+        self._offload = Offload()
         self.transport = open_transport(args, run_dir)
 
     def set_engines(self, worker_urls: Sequence[str]) -> None:
@@ -39,6 +41,16 @@ class WeightSync:
             self._unchecked = self._unchecked or not set(worker_urls) <= set(self._urls)
             self._urls = list(worker_urls)
             self.transport.forget_engines()
+            self._offload.keep_only(worker_urls)
+
+    async def release(self) -> None:
+        """Let the engines free their GPU memory; the next update takes it back.
+
+        Raises:
+            EngineError: when one cannot, or is gone.
+        """
+        async with EngineAdmin(self._urls, self._args.request_timeout_s) as admin:
+            await self._offload.release(admin)
 
     def close(self) -> None:
         """Leave no files and no connections behind."""
@@ -67,6 +79,7 @@ class WeightSync:
         due = worker_urls is not None or self._unchecked or self._num_sent % self._args.weights_check_interval == 0
         async with EngineAdmin(urls, self._args.request_timeout_s) as admin:
             try:
+                await self._offload.take_back(admin, WEIGHTS)
                 paused_s = await self._send(admin, source, version, due)
                 compared = await self._compare(admin, source, version) if due else {}
             except EngineError as error:
@@ -91,7 +104,10 @@ class WeightSync:
                     for url, used in (await admin.checksums()).items():
                         compare(comparing(sent, used), used, url)
             finally:
-                await admin.resume()  # with the new weights or, after a refusal, the old ones
+                try:
+                    await self._offload.take_back(admin, REST)
+                finally:
+                    await admin.resume()  # with the new weights or, after a refusal, the old ones
             return time.monotonic() - paused
 
     async def _expected(

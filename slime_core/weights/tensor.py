@@ -31,6 +31,8 @@ class TensorTransport:
 
     def __init__(self, bucket_bytes: int) -> None:
         self._bucket_bytes = bucket_bytes
+        self._shared = torch.empty(0, dtype=torch.uint8)
+        """Memory that one bucket after the other is laid into: the kernel takes longest over new memory."""
 
     @asynccontextmanager
     async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
@@ -41,14 +43,25 @@ class TensorTransport:
         """Memory knows no engines."""
 
     def close(self) -> None:
-        """Shared memory goes with the tensors."""
+        """Shared memory goes with the last tensor in it."""
+        self._shared = torch.empty(0, dtype=torch.uint8)
+
+    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+        """[size] bytes there, shared if on CPU; the engines have copied what lay in them before."""
+        if device.type == "cuda":  # new memory costs nothing there
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        if len(self._shared) < size:
+            self._shared = _by_file(torch.empty(size, dtype=torch.uint8).share_memory_)
+        return self._shared[:size]
 
     async def _deliver(self, admin: EngineAdmin, update: Update) -> None:
         infos = await admin.server_infos()
         try:
             async with admin.weight_update():
                 for bucket, last in buckets(update.tensors(), self._bucket_bytes):
-                    flat, layout = flattened(bucket)
+                    size = sum(tensor.nbytes for _, tensor in bucket)
+                    flat = self._room(size, bucket[0][1].device)
+                    layout = lay_out(bucket, flat)
                     # an IPC handle is counted by its reader: every rank needs one of its own
                     bodies = {
                         url: {
@@ -67,12 +80,9 @@ class TensorTransport:
             ) from None
 
 
-def flattened(bucket: Bucket) -> tuple[torch.Tensor, list[SimpleNamespace]]:
-    """The tensors' bytes in one [num_bytes] tensor, shared if on CPU, and where each lies, as SGLang wants it told."""
+def lay_out(bucket: Bucket, flat: torch.Tensor) -> list[SimpleNamespace]:
+    """Copy the tensors' bytes into `flat` [num_bytes]; where each lies then, as SGLang wants it told."""
     sizes = [tensor.nbytes for _, tensor in bucket]
-    flat = torch.empty(sum(sizes), dtype=torch.uint8, device=bucket[0][1].device)
-    if not flat.is_cuda:
-        flat = _by_file(flat.share_memory_)
     layout, start = [], 0
     for (name, tensor), part, size in zip(bucket, torch.split(flat, sizes), sizes, strict=True):
         part.copy_(tensor.reshape(-1).view(torch.uint8))
@@ -84,7 +94,7 @@ def flattened(bucket: Bucket) -> tuple[torch.Tensor, list[SimpleNamespace]]:
         start += size
     if flat.is_cuda:
         torch.cuda.synchronize(flat.device)
-    return flat, layout
+    return layout
 
 
 def serialized(flat: torch.Tensor, layout: list[SimpleNamespace]) -> str:

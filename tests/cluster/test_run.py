@@ -307,6 +307,31 @@ def test_partial_rollout_trains_tokens_of_two_versions(start_run, read_rows, tmp
     assert any(len(made_by) == 2 for made_by in versions), "a response that two versions of the weights wrote"
 
 
+SLOW_TOOL = """
+import asyncio
+from slime_core import hookimpl
+
+@hookimpl
+async def generate(engine, sample, sampling_params):
+    sample.append_generation(await engine.generate(sample.tokens, sampling_params))
+    await asyncio.sleep(2.0 * (sample.group_index % 4 == 0))
+    return [sample]
+"""
+
+
+def test_trainers_look_at_finished_groups_while_others_generate(start_run, read_rows, tmp_path):
+    (tmp_path / "slow_tool.py").write_text(SLOW_TOOL)
+    run = start_run(
+        "--generate", "./slow_tool.py", "--overlap-logprobs", "--kl-loss-coef", "0.1",
+        "--num-steps-per-rollout", "2", "--num-trainers", "2",
+    )  # fmt: skip
+    code, output = run.finish()
+    assert code == 0, output
+    trained = rounds(read_rows())
+    assert len(trained) == 3 and max(row["perf/early_logprob_fraction"] for row in trained) > 0.5
+    assert all(abs(row["train/ppo_kl"]) < 1e-2 and row["train/logprob_abs_diff"] < 1e-4 for row in trained)
+
+
 def test_rollouts_alone_and_then_training_alone(start_run, read_rows, tmp_path):
     only_rollouts = start_run("--num-trainers", "0", "--save-samples", "--num-rollout", "2")
     code, output = only_rollouts.finish()

@@ -300,7 +300,7 @@ async def test_a_failed_request_is_not_sent_again_once_stopped():
     requests = Requests()
 
     async def fail(request: web.Request) -> web.Response:
-        requests.stopped = True
+        requests.stop()
         return web.Response(status=503)
 
     async with scripted_server(fail) as url, client_of(url) as client:

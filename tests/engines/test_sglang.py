@@ -26,6 +26,12 @@ def test_flags_are_passed_through_as_given(model_dir):
     assert command[-2:] == ["--x", "a b"]
 
 
+def test_engines_that_free_their_memory_are_started_able_to(model_dir):
+    assert "--enable-memory-saver" in sglang.command(args(model_dir, "--offload-engines"), 0, 1)
+    on_cpu = args(model_dir, "--offload-engines", "--sglang-device", "cpu")
+    assert "--enable-memory-saver" not in sglang.command(on_cpu, 0, 1), "it exists on GPUs only"
+
+
 def test_flags_survive_the_options_file(model_dir, tmp_path):
     first = args(model_dir, *GIVEN)
     write_options(first, tmp_path / "options.toml")

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from slime_core.engines.weight_group import WeightGroup, meet_at, meeting_point
-from slime_core.weights.tensor import REBUILT_DEVICE, flattened, serialized
+from slime_core.weights.tensor import REBUILT_DEVICE, lay_out, serialized
 
 TENSORS = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(5))]
 CONTEXT = multiprocessing.get_context("spawn")
@@ -38,7 +38,9 @@ def read(payload: str, answers) -> None:
 
 
 def test_another_process_opens_a_bucket_by_its_handle():
-    flat, layout = flattened([(name, tensor.cuda()) for name, tensor in TENSORS])
+    bucket = [(name, tensor.cuda()) for name, tensor in TENSORS]
+    flat = torch.empty(sum(tensor.nbytes for _, tensor in bucket), dtype=torch.uint8, device="cuda")
+    layout = lay_out(bucket, flat)
     answers = CONTEXT.Queue()
     process = CONTEXT.Process(target=read, args=(serialized(flat, layout), answers))
     process.start()

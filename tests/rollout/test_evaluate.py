@@ -171,7 +171,7 @@ class NotingThreads:
 
 async def test_prompts_of_an_evaluation_are_tokenised_off_the_event_loop(args_for, open_manager):
     async with open_manager(args_for([{"prompt": f"p{i}", "label": i} for i in range(3)])) as manager:
-        manager.engine.tokenizer = noting = NotingThreads(manager.engine.tokenizer)
+        manager._prompts._tokenizer = noting = NotingThreads(manager.engine.tokenizer)
         await manager.evaluate()
     assert noting.threads and threading.get_ident() not in noting.threads
 

@@ -316,3 +316,40 @@ def test_masking_leaves_the_rest_as_it_is():
     mask_older([sample], 2)
     assert sample.loss_mask.tolist() == [0, 0, 0, 1]
     assert sample.weight_versions.tolist() == [0, 1, -1, 2]
+
+
+TAKES_TURNS = """
+import asyncio, pathlib
+from slime_core import take_turns
+
+@hookimpl
+async def generate(engine, sample, sampling_params):
+    async def reply(turn):
+        if "tool" in turn.sample.prompt and not pathlib.Path({gate!r}).exists():
+            await asyncio.Event().wait()
+        return "ok"
+
+    return [await take_turns(engine, sample, sampling_params, reply, max_turns=2, max_turn_tokens=1)]
+"""
+"""Two turns of a token; between them a tool that does not answer prompts with `tool` before the gate is open."""
+
+
+async def test_a_sample_that_waits_for_its_tool_comes_back_at_once_and_goes_on_in_its_turn(
+    engine, start, plugin_file, tmp_path
+):
+    gate = tmp_path / "gate"
+    generator = plugin_file("takes_turns", TAKES_TURNS.format(gate=str(gate)))
+    prompts = ["tool 0", "fast 1", "tool 2", "fast 3", "fast 4", "fast 5", "fast 6", "fast 7"]
+    manager = start(prompts, *PARTIAL, "--generate", generator)
+    first = await manager.rollout(0)
+    assert sorted(set(first.shards[0].batch.group_index.tolist())) == [1, 3]
+    waiting = [sample for group in await waiting_groups(manager) for sample in group]
+    assert [(s.group_index, s.status, s.turn_ends) for s in waiting] == [(g, Status.ABORTED, [1]) for g in (0, 0, 2, 2)]
+
+    gate.touch()
+    engine.version = 1
+    batch = (await manager.rollout(1)).shards[0].batch
+    assert sorted(set(batch.group_index.tolist())) == [0, 2]
+    assert batch.weight_versions.reshape(4, 4).tolist() == [[0, -1, -1, 1]] * 4
+    assert batch.loss_mask.reshape(4, 4).tolist() == [[1, 0, 0, 1]] * 4
+    await manager.close()

@@ -106,6 +106,29 @@ async def test_concurrent_draws_take_turns(make_args, rows, open_manager, plugin
     assert sorted(group[0].prompt for groups in drawn for group in groups) == [f"p{i}" for i in range(8)]
 
 
+async def test_a_cancelled_draw_loses_nothing(make_args, rows, open_manager, plugin_file):
+    held = plugin_file(
+        "held",
+        "import threading\nstarted, go_on = threading.Event(), threading.Event()\n@hookimpl\n"
+        "def get_samples(state, num_prompts):\n    state['n'] = state.get('n', 0) + num_prompts\n"
+        "    if state['n'] > 2:\n        started.set()\n        go_on.wait(30)\n"
+        "    return [Sample(prompt=str(state['n'] - k)) for k in range(num_prompts)]",
+    )  # fmt: skip
+    async with open_manager(make_args("--get-samples", held)) as manager:
+        source = manager.source
+        source.add_groups(await source.get_groups(2))
+        plugin = source._get_samples.impl.function.__globals__
+        drawing = asyncio.create_task(source.get_groups(5))
+        await asyncio.to_thread(plugin["started"].wait, 30)
+        drawing.cancel()
+        await asyncio.sleep(0)
+        plugin["go_on"].set()
+        with pytest.raises(asyncio.CancelledError):
+            await drawing
+        assert (source.num_drawn, source.num_waiting) == (5, 5)
+        assert sorted(g[0].prompt for g in await source.get_groups(5)) == ["1", "2", "3", "4", "5"]
+
+
 async def test_a_plugin_that_returns_too_few_samples_is_named(make_args, open_manager, plugin_file):
     lazy = plugin_file("lazy", "@hookimpl\ndef get_samples(num_prompts): return [Sample()]")
     async with open_manager(make_args("--get-samples", lazy)) as manager:

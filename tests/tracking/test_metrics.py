@@ -171,3 +171,12 @@ def test_every_name_is_documented():
     metrics |= perf_metrics({"rollout": 1.0, "train": 1.0, "step": 2.0}, train_tokens=1)
     patterns = documented_names()
     assert [name for name in metrics if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []
+
+
+def test_turns_and_tool_calls_are_counted_over_the_samples_that_take_turns():
+    searched = make_sample("ab", turn_ends=[1, 2], metadata={"tool_calls": 3, "failed_tool_calls": 1})
+    answered = make_sample("a", turn_ends=[1], metadata={"tool_calls": 0, "failed_tool_calls": 0})
+    metrics = rollout_metrics([[searched, answered], [make_sample("plain")]])
+    names = ("turns_mean", "tool_calls_mean", "tool_use_fraction", "failed_tool_calls")
+    assert [metrics[f"rollout/{name}"] for name in names] == [1.5, 1.5, 0.5, 1.0]
+    assert "rollout/turns_mean" not in rollout_metrics([[make_sample("plain")]])

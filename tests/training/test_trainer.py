@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -298,3 +299,38 @@ def test_training_learns(make_trainer, samples, shard_of):
     trainer = make_trainer("--policy-loss", "sft", "--optimizer", "muon", "--lr", "1e-2")
     losses = [trainer.train(step, shard_of(made))["train/loss"] for step in range(12)]
     assert losses[-1] < 0.5 * losses[0]
+
+
+OVERLAP = ["--kl-loss-coef", "0.1", "--num-steps-per-rollout", "2"]
+
+
+def with_early(shard: Shard, answer: dict, keep, offset: float = 0.0) -> Shard:
+    """The shard as the rollout side fills it in: NaN at the samples that `keep` does not name."""
+    known = np.repeat(np.isin(answer["sample_index"], keep), answer["response_lengths"])
+    keys = {name: np.where(known, answer[name] + offset, np.nan).astype(np.float32)
+            for name in ("old_logprobs", "ref_logprobs")}  # fmt: skip
+    return replace(shard, batch=replace(shard.batch, per_token=keys))
+
+
+@pytest.mark.parametrize("keep", [range(12), range(0, 12, 3), ()])
+def test_what_was_computed_early_changes_nothing(keep, make_trainer, other_model, samples, shard_of):
+    made = samples(12)
+    shard = shard_of(made, step_ends=[6, 12])
+    flags = [*OVERLAP, "--ref-model", str(other_model)]
+    plain = make_trainer(*flags).train(0, shard)
+    trainer = make_trainer(*flags, "--overlap-logprobs")
+    early = trainer.train(0, with_early(shard, trainer.early_logprobs(shard), list(keep)))
+    for name, value in plain.items():
+        if name.startswith("train/"):
+            assert early[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_what_was_computed_early_is_what_is_used(make_trainer, other_model, samples, shard_of):
+    shard = shard_of(samples(12), step_ends=[6, 12])
+    flags = [*OVERLAP, "--ref-model", str(other_model), "--lr", "0"]
+    plain = make_trainer(*flags).train(0, shard)
+    trainer = make_trainer(*flags)
+    moved = trainer.train(0, with_early(shard, trainer.early_logprobs(shard), list(range(12)), offset=0.05))
+    assert plain["train/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert moved["train/ppo_kl"] == pytest.approx(0.05, rel=1e-3)
+    assert moved["train/ref_kl"] != pytest.approx(plain["train/ref_kl"], rel=1e-3)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
-from slime_core.errors import OptionError, WeightSyncError
+from slime_core.errors import EngineError, OptionError, WeightSyncError
 from slime_core.weights.checksum import compare
 from slime_core.weights.disk import PREFIX
 from slime_core.weights.sync import WeightSync
@@ -95,6 +95,20 @@ async def test_a_restarted_engine_gets_them_alone_and_then_with_the_others(
     await sync.send(Exporter(models[1]), 8)
     assert (await greedy(url))[1] == (await greedy(second.url))[1] == [8] * 8
     sync.close()
+
+
+async def test_engines_leave_the_group_they_were_in_before(options, start, url, models, tmp_path):
+    sync = WeightSync(options("--weight-transport", "broadcast"), [url], tmp_path)
+    await sync.send(Exporter(models[0]), 8)
+    name, other = sync.transport._name, start()
+    sync.set_engines([url, other.url])
+    await sync.send(Exporter(models[0]), 8, [other.url])
+    await sync.send(Exporter(models[1]), 9)
+    async with EngineAdmin([url], 30) as admin:
+        with pytest.raises(EngineError, match="group to be destroyed does not exist"):
+            await admin._post(url, "destroy_weights_update_group", {"group_name": name})
+    sync.close()
+    other.stop()
 
 
 async def test_an_engine_that_died_is_named_and_the_others_go_on(transport, options, start, url, models, tmp_path):

@@ -1,6 +1,5 @@
-"""`--generate search_r1`: the model searches a local corpus between turns."""
+"""`--generate search_r1 --reward search_r1`: the model thinks, searches, reads and answers."""
 
-from slime_search_r1.corpus import Corpus
-from slime_search_r1.generator import SearchR1
+from slime_search_r1.plugin import SearchR1
 
-__all__ = ["Corpus", "SearchR1"]
+__all__ = ["SearchR1"]

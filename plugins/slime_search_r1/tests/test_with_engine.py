@@ -12,7 +12,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from slime_core import Sample, Status
-from slime_core.engines.client import EngineClient
+from slime_core.engines.client import EngineClient, SampleEngine
+from slime_core.engines.requests import Requests
 from slime_core.testing import make_options
 from slime_search_r1 import SearchR1
 
@@ -20,15 +21,17 @@ SAYS = {
     "?": "<search>",
     "<search>": "tea",
     "tea": "</search>",
-    "</information>": "<answer>",
+    "<gap>": "<answer>",
     "<answer>": "kettle",
     "kettle": "</answer>",
 }
-"""What the model writes behind each word."""
+"""What the model writes behind each word; `<gap>` stands for every text that is no word."""
 
-VOCABULARY = ["<end>", "<unknown>", "<information>", "</search>", "</answer>", *SAYS]
+VOCABULARY = ["<end>", "<information>", "</information>", "</search>", "</answer>", *SAYS]
 
+INFORMATION = ["<gap>", "<information>", "kettle", "</information>", "<gap>"]
 ANSWER = ["<answer>", "kettle", "</answer>"]
+SHOWN = ("--search-r1-document-format", "{text}")
 
 
 def save_model(directory: Path) -> None:
@@ -57,7 +60,7 @@ def save_model(directory: Path) -> None:
         for word, following in SAYS.items():
             model.lm_head.weight[ids[following], ids[word]] = 10.0
     model.save_pretrained(directory)
-    words = Tokenizer(models.WordLevel(ids, unk_token="<unknown>"))
+    words = Tokenizer(models.WordLevel(ids, unk_token="<gap>"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|\?"), behavior="isolated")
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(directory)
 
@@ -84,14 +87,15 @@ def engine_url(model_dir, tmp_path_factory):
 
 
 async def test_two_turns_against_the_embedded_engine(engine_url, model_dir, corpus_file):
-    plugin = SearchR1(make_options("--generate", "search_r1", "--search-r1-corpus", str(corpus_file)))
+    plugin = SearchR1(make_options("--generate", "search_r1", "--search-r1-corpus", str(corpus_file), *SHOWN))
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     sample = Sample(prompt="?", tokens=np.array(tokenizer.encode("?"), np.int32))
     async with EngineClient(engine_url, tokenizer=tokenizer, concurrency=64, timeout_s=60) as client:
         params = {"temperature": 0.0, "max_new_tokens": 32, "stop": []}
-        (sample,) = await plugin.generate(engine=client, sample=sample, sampling_params=params)
-    said = ["<search>", "tea", "</search>", "<information>", "kettle", "</information>", *ANSWER]
+        engine = SampleEngine(client, Requests(), 0, sample)
+        (sample,) = await plugin.generate(engine=engine, sample=sample, sampling_params=params)
+    said = ["<search>", "tea", "</search>", *INFORMATION, *ANSWER]
     assert sample.status is Status.COMPLETED
     assert tokenizer.convert_ids_to_tokens(sample.tokens[sample.prompt_length :].tolist()) == said
-    assert sample.loss_mask.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]
-    assert np.isnan(sample.logprobs).tolist() == [False] * 3 + [True] * 3 + [False] * 3
+    assert sample.loss_mask.tolist() == [1] * 3 + [0] * 5 + [1] * 3
+    assert np.isnan(sample.logprobs).tolist() == [False] * 3 + [True] * 5 + [False] * 3

@@ -20,9 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from slime_core.errors import CheckpointError
 from slime_core.training.ranks import Ranks
-
-TRAINER = "trainer"
-"""The directory of a checkpoint with the training state."""
+from slime_core.training.trainer import TRAINER
 
 Tensors = dict[str, torch.Tensor]
 

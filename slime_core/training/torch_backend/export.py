@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from slime_core.errors import CheckpointError
 from slime_core.training.torch_backend.sharding import whole
 from slime_core.training.torch_backend.trainable import ADAPTER, adapted
 
-FILES_BESIDE = (
+TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -23,6 +23,7 @@ FILES_BESIDE = (
     "merges.txt",
     "*.tiktoken",
     "chat_template*",
+    "*processor_config.json",
     "spiece.model",
     "sentencepiece*.model",
 )
@@ -76,10 +77,15 @@ def write_model(model: PreTrainedModel, dtype: torch.dtype, source: Path, target
     try:
         target.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(target, state_dict=weights)
-        for pattern in FILES_BESIDE:
-            for path in source.glob(pattern):
-                copy = shutil.copytree if path.is_dir() else shutil.copy2
-                if not (target / path.name).exists():
-                    copy(path, target / path.name)
+        copy_files(source, target, TOKENIZER_FILES)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the model cannot be written to {target}: {error}") from error
+
+
+def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
+    """Copy what lies beside a model's weights, but for what the target has."""
+    for pattern in patterns:
+        for path in source.glob(pattern):
+            copy = shutil.copytree if path.is_dir() else shutil.copy2
+            if not (target / path.name).exists():
+                copy(path, target / path.name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from slime_core.errors import OptionError
@@ -23,6 +23,7 @@ from slime_core.training.torch_backend.model import (
     padded_places,
 )
 from slime_core.training.torch_backend.packing import ATTENTION, register_attention
+from slime_core.training.torch_backend.pretrained import from_pretrained, takes_images
 from slime_core.training.torch_backend.sharding import Entry, layers_of, run, shard
 from slime_core.training.torch_backend.trainable import choose_trainable
 
@@ -54,7 +55,7 @@ def load_model(args: argparse.Namespace, device: torch.device, directory: str) -
     transformers_logging.disable_progress_bar()
     # FSDP2 computes with copies in the dtype of the computation
     dtype = torch.float32 if args.data_parallel == "fsdp2" else compute_dtype(args, device)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
+    model = from_pretrained(directory, dtype)
     # dropout would give one token several probabilities, so the model stays in evaluation mode
     model.eval()
     if args.recompute_activations:
@@ -132,6 +133,8 @@ def _can_pack(root: nn.Module, model: PreTrainedModel, tokens: torch.Tensor) -> 
     """Give the model packed attention if it then computes what it does on padded rows; otherwise leave it as it was."""
     before = model.config._attn_implementation
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if takes_images(model.config):
+        return _refuse(model, before, "images need rows of their own")
     if not kinds <= {"full_attention", "sliding_attention"} or not model._supports_attention_backend:
         return _refuse(model, before, "its layers do not all go through the attention interface")
     expected = run(root, hidden_of, model, padded_inputs(tokens, PROBE_LENGTHS)).flatten(0, 1)

@@ -15,7 +15,10 @@ from transformers import PreTrainedModel
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
 from slime_core.training.logprobs import head_logprobs, token_logprobs
+from slime_core.training.places import predicting, unpredictable_tokens
+from slime_core.training.torch_backend.image_inputs import has_images, image_inputs
 from slime_core.training.torch_backend.packing import pack
+from slime_core.training.torch_backend.pretrained import takes_images
 from slime_core.training.torch_backend.sharding import Entry, run
 from slime_core.types import IntArray
 
@@ -60,12 +63,12 @@ class Policy:
             SlimeError: when such a token is trained.
         """
         lengths, responses = batch.host.lengths, batch.host.response_lengths
-        at, first = _predicting(lengths, responses)
+        at, first = predicting(lengths, responses)
         response = torch.from_numpy(at + 1).to(self.device)
-        unpredictable = _unpredictable(batch, first)
+        unpredictable = unpredictable_tokens(batch, first)
         # an unpredictable first token borrows its own place, and is set to 0 below
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
-        logprobs, entropy = run(self.entry, self._at, batch.tokens, lengths, place, batch.tokens[response])
+        logprobs, entropy = run(self.entry, self._at, self._inputs(batch), lengths, place, batch.tokens[response])
         if unpredictable is None:
             return logprobs, entropy
         zero = torch.zeros_like(logprobs)
@@ -77,19 +80,21 @@ class Policy:
         A response that starts its sequence takes the state of its own first token.
         """
         lengths = batch.host.lengths
-        at, first = _predicting(lengths, batch.host.response_lengths)
+        at, first = predicting(lengths, batch.host.response_lengths)
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
-        return self._states_at(batch.tokens, lengths, place)
+        return self._states_at(self._inputs(batch), lengths, place)
 
     def idle_states(self) -> torch.Tensor:
         """States [1, H] of a made-up prompt, for a rank that has nothing to compute while others have."""
         ids = torch.zeros(IDLE_TOKENS, dtype=torch.int64, device=self.device)
-        return self._states_at(ids, np.array([IDLE_TOKENS], np.int64), ids[:1])
+        lengths = np.array([IDLE_TOKENS], np.int64)
+        return self._states_at(self._token_inputs(ids, lengths), lengths, ids[:1])
 
     def idle(self) -> torch.Tensor:
         """0, from a made-up prompt, with gradients of 0: for a rank that has nothing to compute while others have."""
         ids = torch.zeros(IDLE_TOKENS, dtype=torch.int64, device=self.device)
-        logprobs, _ = run(self.entry, self._at, ids, np.array([IDLE_TOKENS], np.int64), ids[:1], ids[1:])
+        lengths = np.array([IDLE_TOKENS], np.int64)
+        logprobs, _ = run(self.entry, self._at, self._token_inputs(ids, lengths), lengths, ids[:1], ids[1:])
         return 0.0 * logprobs.sum()
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -98,42 +103,55 @@ class Policy:
         place = torch.arange(len(tokens) - 1, device=self.device)
         plain = replace(self, temperature=1.0)
         with torch.no_grad():
-            logprobs, _ = run(self.entry, plain._at, ids, np.array([len(tokens)], np.int64), place, ids[1:])
+            lengths = np.array([len(tokens)], np.int64)
+            logprobs, _ = run(self.entry, plain._at, self._token_inputs(ids, lengths), lengths, place, ids[1:])
         return logprobs
 
+    def _inputs(self, batch: TensorBatch) -> Inputs:
+        """The forward's arguments.
+
+        Raises:
+            SlimeError: when samples bring images and the model takes none.
+        """
+        if has_images(batch.host) and not takes_images(self.model.config):
+            raise SlimeError(
+                f"the samples have images, but a {type(self.model).__name__} takes none; name another model."
+            )
+        inputs = self._token_inputs(batch.tokens, batch.host.lengths)
+        return inputs if self.packs else {**inputs, **image_inputs(batch.host, self.device)}
+
+    def _token_inputs(self, tokens: torch.Tensor, lengths: IntArray) -> Inputs:
+        return packed_inputs(tokens, lengths) if self.packs else padded_inputs(tokens, lengths)
+
     def _at(
-        self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
+        self, inputs: Inputs, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of targets [R] predicted at these places [R] of the packed tokens [T]."""
-        logprobs, entropy = self._views_at(tokens, lengths, place, targets)
+        logprobs, entropy = self._views_at(inputs, lengths, place, targets)
         # FSDP2 would lose its hook on a view that a loss changes in place
         return logprobs.clone(), entropy.clone()
 
     def _views_at(
-        self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
+        self, inputs: Inputs, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.splits_head:
-            hidden = self._states_at(tokens, lengths, place)
+            hidden = self._states_at(inputs, lengths, place)
             head = self.model.get_output_embeddings()
             vocab = self.model.config.get_text_config().vocab_size
             return head_logprobs(hidden, head, targets, self.temperature, vocab_size=vocab)
-        inputs, place = self._laid_out(tokens, lengths, place)
         if self.packs and "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             logits = logits_of(self.model, {**inputs, "logits_to_keep": place})[0]
         else:
-            logits = logits_of(self.model, inputs).flatten(0, 1).index_select(0, place)
+            logits = logits_of(self.model, inputs).flatten(0, 1).index_select(0, self._laid_out(lengths, place))
         return token_logprobs(logits, targets, self.temperature)
 
-    def _states_at(self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor) -> torch.Tensor:
+    def _states_at(self, inputs: Inputs, lengths: IntArray, place: torch.Tensor) -> torch.Tensor:
         """Last hidden states [R, H] at these places [R] of the packed tokens [T]."""
-        inputs, place = self._laid_out(tokens, lengths, place)
-        return hidden_of(self.model, inputs).flatten(0, 1).index_select(0, place)
+        return hidden_of(self.model, inputs).flatten(0, 1).index_select(0, self._laid_out(lengths, place))
 
-    def _laid_out(self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-        """The forward's arguments, and where these places are in its flattened output."""
-        if self.packs:
-            return packed_inputs(tokens, lengths), place
-        return padded_inputs(tokens, lengths), padded_places(lengths, self.device)[place]
+    def _laid_out(self, lengths: IntArray, place: torch.Tensor) -> torch.Tensor:
+        """Where these places are in the flattened output."""
+        return place if self.packs else padded_places(lengths, self.device)[place]
 
 
 def packed_inputs(tokens: torch.Tensor, lengths: IntArray) -> Inputs:
@@ -159,29 +177,6 @@ def padded_places(lengths: IntArray, device: torch.device) -> torch.Tensor:
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     within = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
     return torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths) * int(lengths.max()) + within).to(device)
-
-
-def _predicting(lengths: IntArray, responses: IntArray) -> tuple[IntArray, Any]:
-    """For each response token, the place [R] just before it, and whether it starts its sequence."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    starts = np.repeat(ends - lengths, responses)
-    offsets = np.cumsum(responses, dtype=np.int64) - responses
-    within = np.arange(int(responses.sum())) - np.repeat(offsets, responses)
-    token = np.repeat(ends - responses, responses) + within
-    return token - 1, token == starts
-
-
-def _unpredictable(batch: TensorBatch, first: Any) -> torch.Tensor | None:
-    """[R] the tokens that nothing precedes; None where there are none."""
-    if not first.any():
-        return None
-    if batch.host.loss_mask[first].any():
-        row = int(np.flatnonzero(batch.host.lengths == batch.host.response_lengths)[0])
-        raise SlimeError(
-            f"sample {batch.host.sample_index[row]} has no prompt token, so its first response token cannot be "
-            "trained; give it a prompt, or loss mask 0 there."
-        )
-    return torch.from_numpy(first).to(batch.device)
 
 
 def hidden_of(model: PreTrainedModel, inputs: Inputs) -> torch.Tensor:

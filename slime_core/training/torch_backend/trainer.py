@@ -67,6 +67,10 @@ class TorchTrainer:
         """Train one round; the metrics are the same on every rank."""
         return self._round.train(step, shard)
 
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """Log-probabilities of samples whose round is still being generated."""
+        return self._round.early_logprobs(shard)
+
     @property
     def lr(self) -> float:
         """Of the next step."""

@@ -1,0 +1,273 @@
+"""`--generate gateway`: every sample is a session, which an agent fills by talking to the model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core import OptionError, Sample, Status, hookimpl
+from slime_gateway.agents import AgentProcess
+from slime_gateway.exchange import Exchange
+from slime_gateway.outcome import Outcome
+from slime_gateway.server import Server
+from slime_gateway.session import Limits, Session
+from slime_gateway.task import Task
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_FUNCTION = "agent"
+
+
+class Gateway:
+    """Holds the server, the agents' processes, and the sessions that wait for another round."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        if args.gateway_agent is not None and args.gateway_command is not None:
+            raise OptionError("name the agent once: --gateway-agent FILE.py or --gateway-command COMMAND.")
+        self._program_key = _program_key(args)
+        self._exchange = Exchange()
+        self._processes = [AgentProcess(words, Path(args.gateway_directory)) for words in _worker_words(args)]
+        self._live: dict[int, _Rollout] = {}
+        """Of training, by rollout index: those under way and those that wait for another round."""
+        self._server: Server | None = None
+        self._url = ""
+        self._starting = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+
+    @staticmethod
+    @hookimpl
+    def add_options(parser: argparse._ArgumentGroup) -> None:
+        """The gateway's flags."""
+        parser.add_argument(
+            "--gateway-agent",
+            type=_agent_file,
+            metavar="FILE.py[:NAME]",
+            help="the agent: `async def agent(task)` of a file, or the function called NAME",
+        )
+        parser.add_argument(
+            "--gateway-command",
+            metavar="COMMAND",
+            help="the agent: a shell command, one process a sample, the task as JSON on its standard input",
+        )
+        parser.add_argument(
+            "--gateway-directory",
+            type=_absolute,
+            default=".",
+            metavar="DIR",
+            help="where agents run (default: where the run was started)",
+        )
+        parser.add_argument(
+            "--gateway-num-processes", type=_count, default=1, metavar="N", help="that agents run in (default: 1)"
+        )
+        parser.add_argument(
+            "--gateway-max-turns", type=_count, default=64, metavar="N", help="requests of one agent (default: 64)"
+        )
+        parser.add_argument(
+            "--gateway-timeout-s", type=_seconds, default=1800.0, metavar="S", help="for one agent (default: 1800)"
+        )
+        parser.add_argument(
+            "--gateway-host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: 127.0.0.1)"
+        )
+        parser.add_argument(
+            "--gateway-port", type=_port, default=0, metavar="PORT", help="to listen on (default: any that is free)"
+        )
+        parser.add_argument(
+            "--gateway-key-env",
+            metavar="NAME",
+            help="environment variable with the key of programs that fetch tasks; needed off the loopback address",
+        )
+
+    @hookimpl
+    async def generate(
+        self,
+        args: argparse.Namespace,
+        engine: Any,
+        sample: Sample,
+        sampling_params: dict[str, Any],
+        evaluation: bool,
+    ) -> list[Sample]:
+        """The samples of one session. ABORTED ones come back under partial rollout and go on with the living agent."""
+        rollout = await self._joined(sample, evaluation)
+        if rollout is None:
+            rollout = await self._begin(args, engine, sample, sampling_params, evaluation)
+        waits = False
+        try:
+            samples = await rollout.session.run(engine, sample)
+            waits = args.partial_rollout and not rollout.session.over
+        finally:
+            if not waits:
+                await self._end(rollout)
+        if rollout.session.over:
+            self._exchange.keep(samples)
+        return samples
+
+    async def _joined(self, sample: Sample, evaluation: bool) -> _Rollout | None:
+        """The rollout that an ABORTED sample goes on with, where its agent lives; one that nobody wants is ended."""
+        rollout = None if evaluation else self._live.get(sample.rollout_index)
+        if rollout is None or (sample.status is Status.ABORTED and rollout.session.knows(sample)):
+            return rollout
+        await self._end(rollout)
+        return None
+
+    async def _begin(
+        self, args: argparse.Namespace, engine: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+    ) -> _Rollout:
+        if not engine.tokenizer.chat_template:
+            raise OptionError("--generate gateway needs a chat template, and the tokenizer of --model has none.")
+        async with self._starting:
+            if self._server is None:
+                await self._listen(args, engine.tokenizer)
+        session = Session(
+            sample,
+            tokenizer=engine.tokenizer,
+            context_tokens=engine.context_tokens,
+            sampling_params=sampling_params,
+            template_kwargs=args.chat_template_kwargs,
+            limits=Limits(args.gateway_max_turns, args.gateway_timeout_s),
+        )
+        task = Task(
+            prompt=sample.prompt,
+            label=sample.label,
+            metadata=sample.metadata,
+            base_url=f"{self._url}/v1",
+            api_key=session.key,
+            group_index=sample.group_index,
+            index=sample.index,
+            evaluation=evaluation,
+        )
+        self._exchange.open(session)
+        rollout = _Rollout(None if evaluation else sample.rollout_index, session)
+        try:
+            if self._processes:
+                process = min(self._processes, key=lambda one: one.num_running)
+                rollout.agent = process, await process.start(task, session.end)
+            else:
+                self._exchange.offer(session, task)
+        except BaseException:
+            await self._end(rollout)
+            raise
+        if rollout.key is not None:
+            self._live[rollout.key] = rollout
+        return rollout
+
+    async def _end(self, rollout: _Rollout) -> None:
+        """Refuse the agent's requests and end it."""
+        if rollout.key is not None and self._live.get(rollout.key) is rollout:
+            del self._live[rollout.key]
+        self._exchange.close(rollout.session)
+        rollout.session.end(Outcome(error="it was given up"))
+        if rollout.agent is not None:
+            process, number = rollout.agent
+            await process.cancel(number)
+
+    async def _listen(self, args: argparse.Namespace, tokenizer: Any) -> None:
+        server = Server(self._exchange, tokenizer, self._program_key)
+        try:
+            self._url = await server.start(args.gateway_host, args.gateway_port)
+        except OSError as error:
+            raise OptionError(
+                f"--generate gateway cannot listen on {args.gateway_host}:{args.gateway_port}: {error}; see "
+                "--gateway-host and --gateway-port."
+            ) from None
+        self._server = server
+        if not self._processes:
+            logger.warning("the gateway waits for programs that fetch tasks: POST %s/start_rollout", self._url)
+
+    def close(self) -> None:
+        """End the agents, and stop listening on the loop's next turns."""
+        for process in self._processes:
+            process.kill()
+        if self._server is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has gone, and the connections with it
+                self._closing = asyncio.get_running_loop().create_task(self._server.close())
+
+
+@dataclass
+class _Rollout:
+    """A session and the agent that fills it."""
+
+    key: int | None
+    """Its samples' rollout index; None in evaluations, which are never interrupted."""
+    session: Session
+    agent: tuple[AgentProcess, str] | None = None
+    """None where programs fetch their tasks."""
+
+
+def _worker_words(args: argparse.Namespace) -> list[list[str]]:
+    """The command line of each agent process; none where programs fetch their tasks."""
+    if args.gateway_agent is not None:
+        path, _, name = args.gateway_agent.rpartition(":")
+        words = ["function", path, name]
+    elif args.gateway_command is not None:
+        words = ["command", args.gateway_command]
+    else:
+        return []
+    return [words] * args.gateway_num_processes
+
+
+def _program_key(args: argparse.Namespace) -> str | None:
+    if args.gateway_key_env is not None:
+        key = os.environ.get(args.gateway_key_env)
+        if not key:
+            raise OptionError(
+                f"--gateway-key-env names the environment variable {args.gateway_key_env}, which is not set where "
+                "rollouts run."
+            )
+        return key
+    if args.gateway_host != "localhost" and not _is_loopback(args.gateway_host):
+        raise OptionError(
+            f"--gateway-host {args.gateway_host} can be reached from other machines; give programs that fetch tasks a "
+            "key with --gateway-key-env NAME."
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _agent_file(text: str) -> str:
+    """FILE.py or FILE.py:NAME with the file's absolute path and the function's name: processes start elsewhere."""
+    path, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier():
+        path, name = text, DEFAULT_FUNCTION
+    if not Path(path).expanduser().is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {path}")
+    return f"{_absolute(path)}:{name}"
+
+
+def _absolute(text: str) -> str:
+    return str(Path(text).expanduser().absolute())
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port, a number from 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time in seconds above 0")
+    return seconds

@@ -1,0 +1,211 @@
+"""Weights between the Hugging Face format and Megatron's shards, parameter by parameter, by the family's rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from slime_core.errors import CheckpointError, OptionError
+from slime_core.training.megatron.hugging_face import HuggingFaceWeights
+from slime_core.training.megatron.model import MegatronModel
+from slime_core.training.megatron.rules import Rule
+from slime_core.training.ranks import Ranks
+
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+
+TRANSFORMER_ENGINE = (
+    (r"(.*)\.self_attention\.linear_qkv\.layer_norm_weight", r"\1.input_layernorm.weight"),
+    (r"(.*)\.mlp\.linear_fc1\.layer_norm_weight", r"\1.pre_mlp_layernorm.weight"),
+    (r"(.*\.experts)\.(linear_fc\d)\.weight(\d+)", r"\1.\3.\2.weight"),
+)
+"""Where Transformer-Engine's modules keep what the portable ones call otherwise."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter's shard on this rank."""
+
+    name: str
+    """In the whole model, as the rules call it: with the numbers of layer and expert there."""
+    tensor: torch.Tensor
+    rule: Rule
+    names: tuple[str, ...]
+    """The Hugging Face tensors."""
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether expert parallelism cuts the model here."""
+        return ".experts." in self.name
+
+
+def parts(model: MegatronModel) -> list[Part]:
+    """This rank's parameters.
+
+    Raises:
+        OptionError: when the family has no rule for one.
+    """
+    first_layer = get_transformer_layer_offset(model.config)
+    num_experts = model.config.num_moe_experts or 0
+    first_expert = (
+        num_experts
+        // parallel_state.get_expert_model_parallel_world_size()
+        * (parallel_state.get_expert_model_parallel_rank())
+    )
+    found = []
+    for own, tensor in model.policy.named_parameters():
+        name = _global_name(own, first_layer, first_expert)
+        rule, numbers = _rule_of(model, name)
+        names = tuple(hf.format(**numbers) for hf in rule.hugging_face)
+        if name == OUTPUT and model.tied:
+            names = _rule_of(model, EMBEDDING)[0].hugging_face
+        found.append(Part(name, tensor, rule, names))
+    return found
+
+
+def _global_name(name: str, first_layer: int, first_expert: int) -> str:
+    """The parameter's name with the numbers of layer and expert in the whole model."""
+    for pattern, plain in TRANSFORMER_ENGINE:
+        name = re.sub(pattern, plain, name)
+    name = name.replace(".experts.local_experts.", ".experts.")
+    name = re.sub(r"(layers\.)(\d+)", lambda m: f"{m[1]}{int(m[2]) + first_layer}", name, count=1)
+    return re.sub(r"(\.experts\.)(\d+)", lambda m: f"{m[1]}{int(m[2]) + first_expert}", name)
+
+
+def _rule_of(model: MegatronModel, name: str) -> tuple[Rule, dict[str, str]]:
+    for rule in model.family.rules:
+        numbers = rule.match(name)
+        if numbers is not None:
+            return rule, numbers
+    raise OptionError(f"the rules for models of type '{model.hf.model_type}' lack Megatron's parameter {name}.")
+
+
+def _tensor_parallel(part: Part) -> dist.ProcessGroup:
+    if part.is_expert:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+# --- from Hugging Face ------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def load_weights(model: MegatronModel, directory: Path) -> None:
+    """Fill this rank's parameters from a Hugging Face directory.
+
+    Raises:
+        CheckpointError: when a tensor is missing or has another shape.
+    """
+    source = HuggingFaceWeights(directory)
+    for part in parts(model):
+        group = _tensor_parallel(part)
+        tensors = [source.read(name) for name in part.names]
+        try:
+            shard = part.rule.layout.shard(tensors, group.rank(), group.size(), model.dims)
+            fits = shard.shape == part.tensor.shape
+        except RuntimeError:  # a reshape that the sizes do not allow
+            fits = False
+        if not fits:
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise CheckpointError(
+                f"{', '.join(part.names)} of {directory} with shape {shapes} cannot fill Megatron's {part.name}; the "
+                "weights are of another architecture than the configuration."
+            )
+        part.tensor.copy_(shard)
+
+
+# --- to Hugging Face --------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def named_weights(model: MegatronModel, world: Ranks, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole model's tensors under Hugging Face names, one parameter gathered at a time; every rank must go along.
+
+    Every rank gets the same tensors in the same order. A tied output layer comes as the embedding alone.
+    """
+    mine = {part.name: part for part in parts(model)}
+    for name in _names_in_order(list(mine), world, model):
+        rule, numbers = _rule_of(model, name)
+        tensors = _gathered(name, mine.get(name), rule, model, dtype)
+        for hf, tensor in zip(rule.hugging_face, tensors, strict=True):
+            yield hf.format(**numbers), tensor
+
+
+def _names_in_order(mine: list[str], world: Ranks, model: MegatronModel) -> list[str]:
+    """The parameters of all ranks, layer after layer."""
+    everyone = world.gather({"names": mine})
+    names = list(dict.fromkeys(name for message in everyone for name in message["names"]))
+    if model.tied and EMBEDDING in names:
+        names = [name for name in names if name != OUTPUT]
+
+    def place(name: str) -> tuple[int, list[Any]]:
+        stage = 0 if name == EMBEDDING else 1 if ".layers." in name else 2
+        return stage, [int(piece) if piece.isdigit() else -1 for piece in name.split(".")]
+
+    return sorted(names, key=place)
+
+
+def _gathered(name: str, part: Part | None, rule: Rule, model: MegatronModel, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The Hugging Face tensors of a parameter, from the ranks that have its shards, on every rank."""
+    tensors: list[torch.Tensor] = []
+    if part is not None:
+        group = _tensor_parallel(part)
+        shard = part.tensor.detach().contiguous()
+        shards = [shard]
+        if group.size() > 1:
+            shards = [torch.empty_like(shard) for _ in range(group.size())]
+            dist.all_gather(shards, shard, group=group)
+        whole = rule.layout.whole(shards, model.dims)
+        tensors = [tensor.to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous() for tensor in whole]
+    if ".experts." in name:
+        tensors = _from_owner(tensors, parallel_state.get_expert_model_parallel_group(), model.device, dtype)
+    return _from_owner(tensors, parallel_state.get_pipeline_model_parallel_group(), model.device, dtype)
+
+
+def _from_owner(
+    tensors: list[torch.Tensor], group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """The tensors of the first rank of the group that has any, on every rank; none where none has."""
+    if group.size() == 1:
+        return tensors
+    shapes = Ranks(group.rank(), group.size(), device, group).gather({"shapes": [list(t.shape) for t in tensors]})
+    owner = next((rank for rank, message in enumerate(shapes) if message["shapes"]), None)
+    if owner is None:
+        return []
+    if owner != group.rank():
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes[owner]["shapes"]]
+    for tensor in tensors:
+        dist.broadcast(tensor, dist.get_global_rank(group, owner), group=group)
+    return tensors
+
+
+def stacked_experts(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same tensors with the experts of a layer in one, as transformers 5 holds them in memory.
+
+    Args:
+        tensors: by name; the experts of a layer come one after the other.
+    """
+    waiting: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors:
+        found = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if found is None or (waiting and not any(held.startswith(f"{found[1]}.") for held in waiting)):
+            yield from _stacked(waiting)
+            waiting = {}
+        if found is None:
+            yield name, tensor
+        else:
+            waiting.setdefault(f"{found[1]}.{found[2]}", []).append(tensor)
+    yield from _stacked(waiting)
+
+
+def _stacked(experts: dict[str, list[torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parts in experts.items():
+        prefix, _, which = name.rpartition(".")
+        if which == "down":
+            yield f"{prefix}.down_proj", torch.stack(parts)
+        elif which == "gate":
+            pairs = zip(parts, experts[f"{prefix}.up"], strict=True)
+            yield f"{prefix}.gate_up_proj", torch.stack([torch.cat(pair) for pair in pairs])

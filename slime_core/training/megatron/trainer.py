@@ -1,0 +1,211 @@
+"""MegatronTrainer: one rank of a model that is cut by tensor, pipeline, expert and data parallelism.
+
+Import this module after `device.prepare_megatron`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from slime_core.options import needs_reference
+from slime_core.plugins import load_plugins
+from slime_core.training.batch import TensorBatch, micro_batches
+from slime_core.training.megatron import checkpoint
+from slime_core.training.megatron.convert import load_weights, named_weights, stacked_experts
+from slime_core.training.megatron.hugging_face import save_hugging_face
+from slime_core.training.megatron.model import MegatronModel, Row, build_model
+from slime_core.training.megatron.optimizer import Optimizer, wrap
+from slime_core.training.megatron.ranks import MegatronRanks
+from slime_core.training.round import MicroLoss, Round
+from slime_core.training.trainer import TRAINER
+from slime_core.types import FloatArray, IntArray, Shard
+
+
+class MegatronTrainer:
+    """A rank of the Megatron backend; see `slime_core.training.trainer.Trainer` for what its methods promise."""
+
+    critic = None
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        *,
+        rank: int,
+        world_size: int,
+        master_address: str,
+        master_port: int,
+        device: str,
+    ) -> None:
+        if args.trainer_threads is not None:
+            torch.set_num_threads(args.trainer_threads)
+        torch.manual_seed(args.seed)
+        self._args = args
+        self._device = torch.device(device)
+        self._plugins = load_plugins(args, [args.advantage_estimator, args.policy_loss])
+        self.ranks = MegatronRanks.join(
+            args, rank, world_size, address=master_address, port=master_port, device=self._device
+        )
+        self._policy = self._load(args.model)
+        self._reference = self._load(args.ref_model or args.model) if needs_reference(args) else None
+        self._teacher = self._load(args.teacher_model) if args.teacher_model is not None else None
+        wrap(args, self._policy)
+        self.optimizer = Optimizer(args, self._policy)
+        self._round = Round(args, self, self._plugins)
+
+    def _load(self, directory: str) -> MegatronModel:
+        model = build_model(self._args, directory, self._device)
+        load_weights(model, Path(directory))
+        return model
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+    def train(self, step: int, shard: Shard) -> dict[str, float]:
+        """Train one round; the metrics are the same on every rank."""
+        return self._round.train(step, shard)
+
+    def early_logprobs(self, shard: Shard) -> dict[str, Any]:
+        """Log-probabilities of samples whose round is still being generated."""
+        return self._round.early_logprobs(shard)
+
+    @property
+    def lr(self) -> float:
+        """Of the next step."""
+        return self.optimizer.lr
+
+    def logprobs(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
+        """Log-probabilities [R] of the policy at these samples, 0 at the others."""
+        return self._recompute(self._policy, batch, rows)
+
+    def reference_logprobs(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor | None:
+        """Those of the reference, where there is one."""
+        return None if self._reference is None else self._recompute(self._reference, batch, rows)
+
+    def teacher_logprobs(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor | None:
+        """Those of the teacher, where there is one."""
+        return None if self._teacher is None else self._recompute(self._teacher, batch, rows)
+
+    @torch.no_grad()
+    def renew_reference(self) -> None:
+        """Make the policy's present weights the reference's."""
+        if self._reference is not None:
+            self._gather_parameters()
+            self._reference.policy.load_state_dict(self._policy.policy.state_dict())
+
+    def _micro_batches(self, batch: TensorBatch, rows: IntArray) -> list[IntArray]:
+        """As many on every data-parallel rank, and at least one: experts and gradients are exchanged in each."""
+        mine = micro_batches(batch.host.lengths, rows, self._args.max_tokens_per_gpu)
+        missing = self.ranks.data_parallel.most(max(1, len(mine))) - len(mine)
+        return mine + [np.zeros(0, np.int64)] * missing
+
+    def _recompute(self, model: MegatronModel, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
+        """Log-probabilities [R] of a model at these samples, 0 at the others; on every stage."""
+        parts = torch.zeros_like(batch.rollout_logprobs)
+        responses = torch.from_numpy(batch.host.response_lengths.astype(np.int64))
+        by_sample = list(parts.split(responses.tolist()))
+        shares = self._micro_batches(batch, rows)
+
+        def keep(number: int, logprobs: torch.Tensor, entropy: torch.Tensor) -> None:
+            some = shares[number]
+            for row, values in zip(some, logprobs.split(responses[some].tolist()), strict=True):
+                by_sample[row].copy_(values)
+
+        model.run([Row.of(batch.select(some)) for some in shares], keep, backward=False)
+        return self._from_last_stage(parts)
+
+    def _from_last_stage(self, values: torch.Tensor) -> torch.Tensor:
+        if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            last = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast(values, last, group=parallel_state.get_pipeline_model_parallel_group())
+        return values
+
+    def backward(self, batch: TensorBatch, rows: IntArray, loss: MicroLoss) -> None:
+        """Forward and backward of this rank's share of a step, micro-batch by micro-batch, through all stages."""
+        self.optimizer.zero_grad()
+        shares = self._micro_batches(batch, rows)
+        parts = [batch.select(some) for some in shares]
+
+        def differentiate(number: int, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+            return loss(shares[number], parts[number], logprobs, entropy)
+
+        self._policy.run([Row.of(part) for part in parts], differentiate, backward=True)
+
+    def update(self) -> float:
+        """Update, or skip; the gradient norm over the whole model."""
+        return self.optimizer.step()
+
+    def skip(self) -> None:
+        """Go on in the schedule without an update."""
+        self.optimizer.skip()
+
+    # --- weights and checkpoints --------------------------------------------------------------------------------------
+    def _gather_parameters(self) -> None:
+        """Under --overlap-param-gather the new weights are fetched in the next forward; fetch them now."""
+        if self._args.overlap_param_gather:
+            self._policy.module.disable_forward_pre_hook(param_sync=True)
+            self._policy.module.enable_forward_pre_hook()
+
+    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights for the engines, under Hugging Face names, gathered one parameter at a time; on every rank."""
+        self._gather_parameters()
+        tensors = named_weights(self._policy, self.ranks.world, getattr(torch, dtype))
+        # the embedded engine is a transformers model; SGLang takes the names of published files
+        return stacked_experts(tensors) if self._args.engine == "embedded" else tensors
+
+    def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
+        """Log-probabilities [n - 1] of a prompt's tokens under the present weights; on every rank."""
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
+        places = torch.arange(len(tokens) - 1, device=self._device)
+        found = torch.zeros(len(places), device=self._device)
+        row = Row(ids, np.array([len(tokens)], np.int64), places, ids[1:])
+
+        def keep(number: int, logprobs: torch.Tensor, entropy: torch.Tensor) -> None:
+            found.copy_(logprobs)
+
+        self._policy.run([row], keep, backward=False, temperature=1.0)
+        logprobs: FloatArray = self._from_last_stage(found).cpu().numpy()
+        return logprobs
+
+    def broadcast(self, message: dict[str, object] | None) -> dict[str, Any]:
+        """Rank 0's JSON-able message, on every rank."""
+        return self.ranks.world.broadcast(message)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return self._policy.dims.vocab_size
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, for example `float32`."""
+        return str(self._policy.config.params_dtype).removeprefix("torch.")
+
+    def save(self, directory: Path) -> None:
+        """Write the training state in Megatron's torch_dist format."""
+        self._gather_parameters()
+        checkpoint.save(self._policy, self.optimizer, self._reference, self.ranks.world, directory / TRAINER)
+
+    def saved(self, *, wait: bool) -> bool:
+        """Nothing is written beside the training."""
+        return True
+
+    def export(self, directory: Path) -> None:
+        """Write the model as transformers reads it; rank 0 does."""
+        self._gather_parameters()
+        weights = named_weights(self._policy, self.ranks.world, self._policy.config.params_dtype)
+        save_hugging_face(weights, Path(self._args.model), directory, self.ranks.rank == 0)
+
+    def load(self, directory: Path) -> None:
+        """Go on from a checkpoint, of any layout."""
+        checkpoint.load(self._policy, self.optimizer, self._reference, directory / TRAINER)
+
+    def close(self) -> None:
+        """Leave the process groups and close the plugins."""
+        self._plugins.close()
+        self.ranks.leave()

@@ -1,0 +1,70 @@
+"""Layouts, models and options that Megatron cannot train are refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slime_core.cluster.placement import data_parallel_ranks
+from slime_core.errors import OptionError
+from slime_core.options import parse
+from slime_core.training.megatron.config import check_backend
+from training.megatron.conftest import EP2, PP2, SP, TP2
+
+
+def options(model, *flags):
+    return parse(["--model", str(model), "--train-backend", "megatron", *flags]).args
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "message"),
+    [
+        (
+            "qwen3",
+            ["--tensor-model-parallel-size", "4", "--num-trainers", "4"],
+            "does not divide the 2 key-value heads",
+        ),
+        ("qwen3", ["--pipeline-model-parallel-size", "3", "--num-trainers", "3"], "3 does not divide the 2 layers"),
+        ("qwen3", [*EP2, "--num-trainers", "2"], "is for models with experts"),
+        ("qwen3_moe", ["--expert-model-parallel-size", "3", "--num-trainers", "3"], "3 does not divide the 4 experts"),
+        ("qwen3_moe", [*TP2, "--num-trainers", "2"], "only with --sequence-parallel"),
+        ("qwen3", ["--context-parallel-size", "2", "--num-trainers", "2"], "needs Transformer-Engine"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model(family, flags, message, models):
+    with pytest.raises(OptionError, match=message):
+        check_backend(options(models[family], *flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([*TP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the model"),
+        ([*EP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the experts"),
+        (SP, "--sequence-parallel needs --tensor-model-parallel-size"),
+        (["--overlap-param-gather"], "needs --overlap-grad-reduce"),
+        (["--optimizer", "muon"], "Megatron trains with adamw"),
+        (["--critic", "--advantage-estimator", "ppo"], "--critic trains with --train-backend torch only"),
+    ],
+)
+def test_options_that_do_not_go_together(flags, message, models):
+    with pytest.raises(OptionError, match=message):
+        options(models["qwen3"], *flags)
+
+
+def test_megatron_flags_need_the_backend(models):
+    with pytest.raises(OptionError, match="--pipeline-model-parallel-size is for Megatron; add --train-backend"):
+        parse(["--model", str(models["qwen3"]), *PP2])
+
+
+def test_a_family_without_rules_is_refused(models, tmp_path):
+    config = json.loads((models["qwen3"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(OptionError, match="no rules for models of type 'mamba'"):
+        check_backend(options(tmp_path))
+
+
+def test_ranks_with_parts_of_one_copy_train_on_the_same_share(models):
+    flags = [*TP2, *PP2, "--num-trainers", "8"]
+    assert data_parallel_ranks(options(models["qwen3"], *flags)) == [0, 0, 1, 1, 0, 0, 1, 1]
