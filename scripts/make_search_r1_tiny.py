@@ -1,4 +1,4 @@
-"""Make what scripts/search_r1_tiny.sh trains on: corpus, tokenizer, an untrained tiny Qwen3, demonstrations, questions.
+"""Make what scripts/search_r1_tiny.sh trains on: a corpus, an untrained tiny Qwen3, demonstrations and questions.
 
     python scripts/make_search_r1_tiny.py --out DIR [--seed N]
 

@@ -97,6 +97,10 @@ def run_train(words: list[str]) -> int:
         for reference in chosen_plugins(parsed.args):
             name = plugins.load(reference)
             print(describe(plugins, name))
+        if parsed.args.engine == "sglang":
+            from slime_core.engines.sglang import planned_commands
+
+            print("\n".join(planned_commands(parsed.args)))
         return 0
     from slime_core.train import train
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from slime_core.errors import PluginError, SlimeError
+from slime_core.errors import DataError, PluginError, SlimeError
 from slime_core.types import NO_VERSION, Generation, IntArray, Sample, Status
 
 T = TypeVar("T")
@@ -74,18 +74,18 @@ async def take_turns(
 
     Raises:
         PluginError: when a reply is empty or not a reply.
+        DataError: when the sample has no prompt.
     """
+    if not len(sample.tokens):
+        raise DataError("a sample has no prompt to take turns on: name prompts with --prompt-data.")
     stops = [*_listed(sampling_params.get("stop")), *stop]
     params = {**sampling_params, "stop": stops, "no_stop_trim": True}
     decode = _decoder(engine, sampling_params)
     if not sample.response_length:
         _count_calls(sample, 0, 0, afresh=True)
     while True:
-        if not _awaits_reply(sample):
-            await _write(engine, sample, params, stops, decode, max_turn_tokens)
-            full = sample.status is Status.TRUNCATED and not _room(engine, sample, params)
-            if full or sample.status is Status.ABORTED:
-                break
+        if not _awaits_reply(sample) and not await _write(engine, sample, params, stops, decode, max_turn_tokens):
+            break
         turn = _turn(sample, len(sample.turn_ends) - 1, decode)
         cut_short = len(turn.tokens) == max_turn_tokens and not any(stop in turn.text for stop in stops)
         said = None
@@ -148,7 +148,12 @@ async def call_tools(sample: Sample, calls: Sequence[Awaitable[str]], *, timeout
     failed calls are counted in the sample's metadata `tool_calls` and `failed_tool_calls`, and in the round's metrics.
     A SlimeError is for the user, not for the model, and ends the run.
     """
-    results = await asyncio.gather(*(_call(call, timeout_s) for call in calls))
+    running = [asyncio.ensure_future(_call(call, timeout_s)) for call in calls]
+    try:
+        results = await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
     _count_calls(sample, len(results), sum(result.failed for result in results))
     return results
 
@@ -178,17 +183,16 @@ async def _write(
     stops: list[str],
     decode: Callable[[IntArray], str],
     max_turn_tokens: int | None,
-) -> None:
-    """Let the model write its turn to the end and note where that is; the sample is ABORTED when it was interrupted."""
+) -> bool:
+    """Let the model write its turn to the end and note where that is; False when it was interrupted or truncated."""
     begun = sample.tokens[sample.prompt_length :][_turn_start(sample, sample.response_length) :]
     if _stop_end(begun, stops, decode) is not None or len(begun) == max_turn_tokens:
         sample.turn_ends.append(sample.response_length)
-        sample.status = Status.COMPLETED
-        return
+        return True
     room = _room(engine, sample, params)
     if room <= 0:
         sample.status = Status.TRUNCATED
-        return
+        return False
     if max_turn_tokens is not None:
         room = min(room, max_turn_tokens - len(begun))
     images = (sample.multimodal or {}).get("image")
@@ -201,8 +205,11 @@ async def _write(
     if len(begun):
         generation = _cut(begun, generation, stops, decode)
     sample.append_generation(generation)
-    if sample.status is not Status.ABORTED:
-        sample.turn_ends.append(sample.response_length)
+    if sample.status is Status.ABORTED:
+        return False
+    sample.turn_ends.append(sample.response_length)
+    at_turn_limit = len(begun) + len(generation.tokens) == max_turn_tokens and _room(engine, sample, params) > 0
+    return sample.status is Status.COMPLETED or at_turn_limit
 
 
 def _cut(begun: IntArray, generation: Generation, stops: list[str], decode: Callable[[IntArray], str]) -> Generation:

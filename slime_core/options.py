@@ -709,9 +709,29 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--num-gpus-per-engine",
         type=positive_int,
+        metavar="N",
+        help="GPUs of a SGLang engine where trainers have GPUs: what its parallel sizes multiply to; without "
+        "--sglang-tp-size the tensor parallel size follows from it",
+    )
+    g.add_argument(
+        "--rollout-model",
+        metavar="DIR",
+        help="checkpoint that SGLang engines start from instead of --model's: the same model in block-wise FP8, to "
+        "which the trainer's weights are cast on their way",
+    )
+    g.add_argument(
+        "--num-nodes-per-engine",
+        type=positive_int,
         default=1,
         metavar="N",
-        help="GPUs of a SGLang engine where trainers have GPUs: its tensor times its pipeline parallel size",
+        help="machines that a SGLang engine is spread over, evenly; the first of them serves",
+    )
+    g.add_argument(
+        "--num-prefill-engines",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="so many of --num-engines only read prompts, the others only generate (SGLang's disaggregation)",
     )
     g.add_argument("--engine-python", metavar="PATH", help="Python of the engine's own environment (default: this one)")
     g.add_argument(
@@ -1020,7 +1040,8 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
         "--weights-check-bound",
         type=positive,
         metavar="X",
-        help="largest mean difference in that comparison (default: 0.001 where both compute in float32, else 0.1)",
+        help="largest mean difference in that comparison (default: 0.001 where both compute in float32, 0.5 with a "
+        "--rollout-model in FP8, else 0.1)",
     )
 
 
@@ -1265,7 +1286,8 @@ def _resolve_run(args: argparse.Namespace) -> None:
 
 def _resolve_paths(args: argparse.Namespace) -> None:
     """Make paths good in processes with another working directory."""
-    for name in ("model", "ref_model", "teacher_model", "critic_model", "runs_dir", "weights_dir"):
+    directories = ("model", "rollout_model", "ref_model", "teacher_model", "critic_model", "runs_dir", "weights_dir")
+    for name in directories:
         value = getattr(args, name)
         setattr(args, name, value and str(Path(value).expanduser().resolve()))
     args.prompt_data = [file.resolved() for file in args.prompt_data]
@@ -1423,6 +1445,8 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--weight-transport tensor passes pickles, which the embedded engine does not read; use disk or broadcast, "
             "or --engine sglang."
         )
+    if args.rollout_model is not None and args.engine != "sglang":
+        raise OptionError("--rollout-model is for SGLang, which reads FP8; add --engine sglang, or drop it.")
     if args.sglang and args.engine != "sglang":
         raise OptionError(f"--sglang-{next(iter(args.sglang))} is for SGLang; add --engine sglang.")
     if args.generate_field and len(args.generate) < 2:
@@ -1450,6 +1474,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     if args.save_hf is not None and args.num_trainers == 0:
         raise OptionError("--save-hf writes a trained model, but --num-trainers is 0.")
     for flag, directory in {
+        "--rollout-model": args.rollout_model,
         "--ref-model": args.ref_model,
         "--teacher-model": args.teacher_model,
         "--critic-model": args.critic_model,
@@ -1458,6 +1483,7 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             raise OptionError(f"{flag} {directory} is not a model directory: it has no config.json.")
     _validate_frozen_models(args)
     _validate_offload(args)
+    _validate_layout(args)
     if args.ref_update_interval is not None and not needs_reference(args):
         raise OptionError(
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
@@ -1535,6 +1561,7 @@ def _validate_offload(args: argparse.Namespace) -> None:
         "this --max-staleness, under which engines generate while trainers train": generates_ahead(args),
         "--overlap-logprobs, under which trainers compute while engines generate": args.overlap_logprobs,
         "--num-trainers 0": args.num_trainers == 0,
+        "--num-engines 0": args.num_engines == 0,
     }
     if found := next((reason for reason, applies in wrong.items() if applies), None):
         raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")
@@ -1580,3 +1607,21 @@ def _validate_backend(args: argparse.Namespace) -> None:
         raise OptionError("--sequence-parallel needs --tensor-model-parallel-size of at least 2.")
     if args.overlap_param_gather and not args.overlap_grad_reduce:
         raise OptionError("--overlap-param-gather needs --overlap-grad-reduce.")
+
+
+def _validate_layout(args: argparse.Namespace) -> None:
+    for flag, given in {
+        "--num-prefill-engines": args.num_prefill_engines > 0,
+        "--num-nodes-per-engine": args.num_nodes_per_engine > 1,
+    }.items():
+        if given and (args.engine != "sglang" or args.external_engines):
+            raise OptionError(f"{flag} is for engines that the run starts with --engine sglang.")
+    if args.num_prefill_engines and args.num_prefill_engines >= args.num_engines:
+        raise OptionError(
+            f"--num-prefill-engines {args.num_prefill_engines} of --num-engines {args.num_engines} leave none to "
+            "generate."
+        )
+    if args.num_prefill_engines and args.router_policy == "manual":
+        raise OptionError("--router-policy manual keeps sessions on one engine; --num-prefill-engines needs another.")
+    if args.num_nodes_per_engine > 1 and args.offload_engines:
+        raise OptionError("--offload-engines is for engines on one machine; drop --num-nodes-per-engine.")

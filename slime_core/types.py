@@ -155,9 +155,9 @@ class Sample:
     def clone(self) -> Sample:
         """A copy that shares no mutable state with this sample; the arrays are shared, as `append` makes new ones."""
         twin = copy.copy(self)
-        for f in fields(self):
-            if not isinstance(value := getattr(self, f.name), np.ndarray):
-                setattr(twin, f.name, copy.deepcopy(value))
+        for name in ("prompt", "label", "rewards", "sampling_params", "metadata", "train_metadata", "multimodal"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        twin.turn_ends, twin.turn_rewards = list(self.turn_ends), list(self.turn_rewards)
         return twin
 
     def to_dict(self) -> dict[str, Any]:

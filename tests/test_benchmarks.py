@@ -34,6 +34,7 @@ def turns():
         "benchmarks.multi_turn",
         "benchmarks.overlap",
         "benchmarks.loss_memory",
+        "benchmarks.multi_turn",
     ],
 )
 def test_help_is_shown(module):

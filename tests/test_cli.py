@@ -29,3 +29,18 @@ def test_help_names_every_command():
     shown = subprocess.check_output([*COMMAND, "--help"], text=True)
     for command in ("train", "score", "plugins", "new-plugin", "hooks", "flags"):
         assert f"\n    {command}" in shown
+
+
+def test_a_dry_run_prints_the_command_of_every_server(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    words = [*COMMAND, "train", "--dry-run", "--model", str(tmp_path), "--engine", "sglang", "--num-engines", "2"]
+    words += ["--num-gpus-per-engine", "16"]
+    shown = subprocess.check_output([*words, "--num-nodes-per-engine", "2"], text=True)
+    lines = [line for line in shown.splitlines() if "sglang.launch_server" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        f"engine {index}, machine {rank} (16 GPUs)" for index in range(2) for rank in range(2)
+    ]
+    assert "--tp-size 16 --nnodes 2 --node-rank 1 --dist-init-addr HOST:PORT" in lines[1]
+    refused = subprocess.run([*words, "--sglang-tp-size", "8"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "--num-gpus-per-engine 16 does not go with" in refused.stderr

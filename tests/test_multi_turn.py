@@ -10,7 +10,18 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_core import Generation, PluginError, Sample, Status, call_tools, split_turns, take_turns, turns_of
+from slime_core import (
+    DataError,
+    Generation,
+    OptionError,
+    PluginError,
+    Sample,
+    Status,
+    call_tools,
+    split_turns,
+    take_turns,
+    turns_of,
+)
 from slime_core.engines.client import EngineClient, SampleEngine
 from slime_core.engines.requests import Requests
 from slime_core.testing import CharacterTokenizer, ScriptedEngine
@@ -206,6 +217,20 @@ async def test_a_prompt_that_fills_the_context_is_truncated_and_asks_nothing():
     assert (sample.status, sample.response_length, sample.turn_ends) == (Status.TRUNCATED, 0, [])
 
 
+async def test_an_engine_that_stops_for_length_before_the_budget_truncates_the_sample():
+    class ShortEngine(ScriptedEngine):
+        async def generate(self, tokens, sampling_params, **request):
+            return await super().generate(tokens, {**sampling_params, "max_new_tokens": 2}, **request)
+
+    sample = await run(ShortEngine(["one!"]), shout)
+    assert (sample.response, sample.status) == ("on", Status.TRUNCATED)
+
+
+async def test_a_sample_without_a_prompt_is_refused():
+    with pytest.raises(DataError, match="--prompt-data"):
+        await run(ScriptedEngine([]), shout, Sample())
+
+
 async def test_a_reply_of_token_ids_is_taken_as_it_is():
     async def ids(turn) -> list[int] | None:
         return [ord("o"), ord("k")] if turn.number == 0 else None
@@ -258,6 +283,25 @@ async def test_parallel_calls_come_back_in_order_and_fail_each_by_itself():
     assert [result.text for result in results] == ["no result within 0.05 s", "x", "the service is down", "y"]
     assert [result.failed for result in results] == [True, False, True, False]
     assert (sample.metadata["tool_calls"], sample.metadata["failed_tool_calls"]) == (4, 2)
+
+
+async def test_an_error_for_the_user_ends_the_other_calls_and_is_raised():
+    ended = asyncio.Event()
+
+    async def wait() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return "never"
+
+    async def misconfigured() -> str:
+        raise OptionError("there is no key")
+
+    with pytest.raises(OptionError, match="no key"):
+        await call_tools(prompt(), [wait(), misconfigured()], timeout_s=None)
+    async with asyncio.timeout(5):
+        await ended.wait()
 
 
 async def test_calls_of_a_turn_run_at_the_same_time():

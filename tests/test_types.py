@@ -83,8 +83,10 @@ def test_a_clone_shares_no_mutable_state():
     sample.metadata["list"] = [1]
     twin = sample.clone()
     twin.metadata["list"].append(2)
+    twin.turn_ends.append(1)
+    twin.turn_rewards.append(0.5)
     twin.append([9], logprobs=[-1.0])
-    assert sample.metadata == {"list": [1]}
+    assert (sample.metadata, sample.turn_ends, sample.turn_rewards) == ({"list": [1]}, [], [])
     assert sample.response_length == 0
 
 

@@ -6,19 +6,22 @@ import asyncio
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from slime_core.engines.client import EngineClient
 from slime_core.engines.connect import connect
 from slime_core.engines.frozen import options_of
-from slime_core.engines.process import free_port
+from slime_core.engines.parallel import Node
+from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.engines.router import Router
 from slime_core.engines.routing import Routing
 from slime_core.engines.server import EngineServer
+from slime_core.errors import EngineError
 from slime_core.options import Options
 from slime_core.rollout.early import Found
 from slime_core.rollout.manager import RolloutManager
@@ -29,6 +32,9 @@ from slime_core.weights.sync import WeightSync
 
 POLICY = "engine"
 """Whose engines: the policy's. Frozen models have names of their own, never this one."""
+
+PART_TIMEOUT_S = 30.0
+"""What another machine may take to answer how its part of an engine is."""
 
 MAX_MESSAGES = 100
 """Warnings kept for the driver between two polls."""
@@ -55,22 +61,70 @@ class RoundRefs:
 
 @ray.remote(max_restarts=0)
 class EngineActor:
-    """Owns one engine's server process."""
+    """Owns one engine's server process, or one machine's part of it."""
+
+    def __init__(self) -> None:
+        self._followers: Sequence[Any] = ()
 
     def start(
-        self, args: Options, name: str, index: int, run_dir: Path, threads: int, gpus: Sequence[str], again: bool
+        self,
+        args: Options,
+        name: str,
+        index: int,
+        run_dir: Path,
+        threads: int,
+        gpus: Sequence[str],
+        followers: Sequence[Any],
+        again: bool,
     ) -> str:
-        """The URL of a healthy server; `gpus` are those it is lent by trainers."""
-        self._server = EngineServer(args, index, run_dir / "logs", threads, name, gpus)
-        return self._server.start(again)
+        """The URL of a healthy server.
+
+        Args:
+            gpus: those it is lent by trainers.
+            followers: actors on further machines, which start their parts of it.
+        """
+        host = LOOPBACK if args.ray_address is None else ray.util.get_node_ip_address()
+        self._followers = followers
+        node = Node(host, 0, 1 + len(followers), f"{host}:{free_port(host)}")
+        ray.get(
+            [f.start_part.remote(args, name, index, run_dir, threads, node, i + 1) for i, f in enumerate(followers)]
+        )
+        self._server = EngineServer(args, index, run_dir / "logs", threads, name, gpus, node)
+        return self._server.start(again, self._check_followers)
+
+    def start_part(
+        self, args: Options, name: str, index: int, run_dir: Path, threads: int, first: Node, rank: int
+    ) -> None:
+        """Start the part of machine `rank` of an engine whose first machine's is `first`."""
+        host = LOOPBACK if args.ray_address is None else ray.util.get_node_ip_address()
+        node = replace(first, host=host, rank=rank)
+        self._server = EngineServer(args, index, run_dir / "logs", threads, name, node=node)
+        self._server.start_part()
 
     def check(self, paused: bool, at_once: bool = False) -> None:
         """Do nothing while the server is healthy, or paused; an EngineError otherwise."""
+        self._check_followers()
         self._server.check(paused, at_once)
 
+    def check_part(self) -> None:
+        """Do nothing while the process runs."""
+        self._server.check_process()
+
     def stop(self) -> None:
-        """End the server."""
+        """End the server, all parts of it."""
+        stopping = [follower.stop.remote() for follower in self._followers]
         self._server.stop()
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=PART_TIMEOUT_S)
+
+    def _check_followers(self) -> None:
+        for answer in [follower.check_part.remote() for follower in self._followers]:
+            try:
+                ray.get(answer, timeout=PART_TIMEOUT_S)
+            except RayTaskError as error:
+                raise EngineError(str(error.cause)) from None
+            except RayError as error:
+                raise EngineError(f"a part of the engine on another machine is gone: {error}") from None
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

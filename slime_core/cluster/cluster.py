@@ -22,7 +22,7 @@ from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerAc
 from slime_core.cluster.fleet import Fleet
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
 from slime_core.cluster.overlap import Overlap
-from slime_core.cluster.placement import Seat, choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
+from slime_core.cluster.placement import choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
 from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
@@ -177,12 +177,14 @@ class Cluster:
         # A lone engine chooses by its model's size: for a tiny one a single thread is faster.
         threads = args.engine_threads or (0 if num_engines == 1 else threads_each(None, num_engines))
         self._trainers = [in_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
-        places = self._get([trainer.gpus.remote() for trainer in self._trainers])
-        gpus = lent_gpus(layout.lenders, places)
-        self._fleet = self._new_fleet(args, POLICY, layout.engines, threads, self._send_current_weights, gpus)
+        lend = any(layout.lenders)
+        gpus = lent_gpus(layout.lenders, self._get([t.gpus.remote() for t in self._trainers])) if lend else []
+        host = self._host(args, POLICY, threads, self._send_current_weights, gpus, layout.followers)
+        self._fleet = Fleet(args, host, layout.engines, POLICY)
         for model in args.frozen_model:
-            seats = layout.frozen[model.name]
-            self._frozen.append(self._new_fleet(options_of(args, model), model.name, seats, threads, no_weights))
+            own = options_of(args, model)
+            host = self._host(own, model.name, threads, no_weights)
+            self._frozen.append(Fleet(own, host, layout.frozen[model.name], model.name))
         serving = {fleet.name: fleet.start() for fleet in self._fleets()}
         loading = self._start_trainers(device)
         self._get([call for calls in serving.values() for call in calls])
@@ -198,17 +200,10 @@ class Cluster:
         if args.overlap_logprobs:
             self._overlap = Overlap(self._manager, self._trainers, data_parallel_ranks(args), self._get)
 
-    def _new_fleet(
-        self,
-        args: Options,
-        name: str,
-        seats: Sequence[Seat],
-        threads: int,
-        send_weights: CurrentWeights,
-        gpus: Sequence[Sequence[str]] = (),
-    ) -> Fleet:
-        host = EngineHost(args, name, self._run_dir, threads, self._group, self._manager, send_weights, gpus)
-        return Fleet(args, host, seats, name)
+    def _host(
+        self, args: Options, name: str, threads: int, send_weights: CurrentWeights, *places: Sequence[Sequence[Any]]
+    ) -> EngineHost:
+        return EngineHost(args, name, self._run_dir, threads, self._group, self._manager, send_weights, *places)
 
     def _start_trainers(self, device: str) -> list[Any]:
         if not self._trainers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +38,11 @@ class State(Enum):
 class Host(Protocol):
     """What the fleet asks of the run; each call gives a reference to wait for."""
 
-    def new_engine(self, seat: Seat) -> Any:
+    def new_engine(self, index: int, seat: Seat) -> Any:
         """An actor for an engine that is started later."""
+
+    def end_engine(self, index: int, actor: Any) -> None:
+        """End it, wherever it has parts; it may be gone already."""
 
     def start_engine(self, actor: Any, index: int, again: bool) -> Any:
         """Start its server; the result is the URL."""
@@ -83,7 +85,7 @@ class Fleet:
         """`name` says whose engines they are, as in EngineServer; metrics of a frozen model carry it."""
         self._args, self._host, self.name = args, host, name
         self._prefix = "engines/" if name == "engine" else f"engines/{name}/"
-        self.engines = [Engine(index, seat, host.new_engine(seat)) for index, seat in enumerate(seats)]
+        self.engines = [Engine(index, seat, host.new_engine(index, seat)) for index, seat in enumerate(seats)]
         self._patience_s = 2 * args.engine_health_timeout_s + ACTOR_PATIENCE_S
         self._messages: list[str] = []
         self._num_restarts = 0
@@ -227,8 +229,7 @@ class Fleet:
         self._last_problem = reason
         if engine.url:
             self._host.dismiss(engine.url)
-        with contextlib.suppress(Exception):  # most likely it is gone already
-            ray.kill(engine.actor)
+        self._host.end_engine(engine.index, engine.actor)
         engine.url, engine.call, engine.state = "", None, State.DOWN
         engine.down_since = engine.down_since or now
         if not served:
@@ -239,7 +240,7 @@ class Fleet:
             return
         backoff = FIRST_BACKOFF_S * 2**engine.num_failed_starts if engine.num_failed_starts else 0.0
         engine.start_at = now + min(backoff, LONGEST_BACKOFF_S)
-        engine.actor = self._host.new_engine(engine.seat)
+        engine.actor = self._host.new_engine(engine.index, engine.seat)
         self._num_restarts += 1
         self._messages.append(f"{self.name} {engine.index} is started again: {reason.splitlines()[0]}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,21 +29,39 @@ class EngineHost:
         group: Any,
         manager: Any,
         send_current_weights: CurrentWeights,
-        gpus: Sequence[Sequence[str]],
+        gpus: Sequence[Sequence[str]] = (),
+        followers: Sequence[Sequence[Seat]] = (),
     ) -> None:
-        """`args` and `name` are those of the model, `gpus` those that trainers lend to each of its engines."""
+        """`args` and `name` are those of the model.
+
+        Args:
+            gpus: those that trainers lend to each engine.
+            followers: where each has parts on further machines.
+        """
         self._args, self._name, self._run_dir, self._threads = args, name, run_dir, threads
         self._group, self._manager, self._gpus = group, manager, gpus
+        self._followers = followers
+        self._crews: dict[int, list[Any]] = {}
+        """The actors on further machines; they end with the one that leads them."""
         self.send_current_weights = send_current_weights
 
-    def new_engine(self, seat: Seat) -> Any:
-        """An actor in the seat."""
+    def new_engine(self, index: int, seat: Seat) -> Any:
+        """An actor in the seat, and others where the engine has parts."""
+        seats = self._followers[index] if self._followers else ()
+        self._crews[index] = [in_seat(EngineActor, self._group, follower) for follower in seats]
         return in_seat(EngineActor, self._group, seat)
+
+    def end_engine(self, index: int, actor: Any) -> None:
+        """End its actors, and with them its servers."""
+        for one in [actor, *self._crews.pop(index, [])]:
+            with contextlib.suppress(Exception):  # most likely it is gone already
+                ray.kill(one)
 
     def start_engine(self, actor: Any, index: int, again: bool) -> Any:
         """Start the actor's server."""
         gpus = self._gpus[index] if self._gpus else ()
-        return actor.start.remote(self._args, self._name, index, self._run_dir, self._threads, gpus, again)
+        crew = self._crews[index]
+        return actor.start.remote(self._args, self._name, index, self._run_dir, self._threads, gpus, crew, again)
 
     def admit(self, url: str) -> Any:
         """Let the router send requests to an engine."""

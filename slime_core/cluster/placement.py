@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slime_core.engines.frozen import options_of
+from slime_core.engines.parallel import sizes
 from slime_core.errors import ClusterError
 from slime_core.options import Options
 
@@ -32,6 +33,8 @@ class Layout:
     trainers: list[Seat]
     frozen: dict[str, list[Seat]]
     """Frozen model -> its engines, which share with nobody."""
+    followers: list[list[Seat]]
+    """For every engine its parts on further machines."""
     lenders: list[list[int]]
     """For every engine the ranks whose GPUs it uses; none where it has its own, or computes on the CPU."""
 
@@ -39,15 +42,20 @@ class Layout:
 def plan(args: Options, use_gpus: bool) -> Layout:
     """Colocated engines and trainers share bundles, disaggregated ones have their own.
 
-    Where `use_gpus`, trainers take a GPU each and SGLang engines --num-gpus-per-engine; an embedded engine computes on
-    the CPU, an external one elsewhere. With --offload-engines an engine uses the GPUs of as many trainers.
+    Where `use_gpus`, trainers take a GPU each and SGLang engines as many as their parallel sizes say, in as many parts
+    as they have machines; an embedded engine computes on the CPU, an external one elsewhere. With --offload-engines an
+    engine uses the GPUs of as many trainers.
 
     Raises:
+        OptionError: when an engine's parallel sizes contradict each other.
         ClusterError: when SGLang engines would share GPUs with trainers at the same time, or there are too few.
     """
     shared = args.placement == "colocated"
     num_engines = len(args.external_engines) or args.num_engines
-    engine_gpus = args.num_gpus_per_engine if use_gpus and args.engine == "sglang" and not args.external_engines else 0
+    starts_sglang = args.engine == "sglang" and not args.external_engines
+    num_gpus = sizes(args).num_gpus if starts_sglang else 0
+    num_nodes = args.num_nodes_per_engine
+    engine_gpus = num_gpus // num_nodes if use_gpus else 0
     lent = bool(engine_gpus and shared and args.num_trainers and num_engines)
     if lent and not args.offload_engines:
         raise ClusterError(
@@ -60,28 +68,31 @@ def plan(args: Options, use_gpus: bool) -> Layout:
             "one each; ask for fewer engines, or smaller ones."
         )
     first_engine = 0 if shared else args.num_trainers
-    num_bundles = max(args.num_trainers, first_engine + num_engines)
+    num_parts = num_engines * num_nodes
+    num_bundles = max(args.num_trainers, first_engine + num_parts)
     share = 0.5 if shared else 1.0
     bundles: list[dict[str, float]] = [{"CPU": 1.0} for _ in range(num_bundles)]
     for rank in range(args.num_trainers if use_gpus else 0):
         bundles[rank]["GPU"] = 1.0
-    for index in range(num_engines if engine_gpus and not lent else 0):
+    for index in range(num_parts if engine_gpus and not lent else 0):
         bundles[first_engine + index]["GPU"] = float(engine_gpus)
+    parts = [Seat(first_engine + i, share, float(engine_gpus)) for i in range(num_parts)]
+    followers = [parts[i * num_nodes + 1 : (i + 1) * num_nodes] for i in range(num_engines)]
     if lent:  # Ray gives fractions of one GPU only: an engine sits with the first rank and is told of the others'
         engines = [Seat(i * engine_gpus, share, LENT_GPU) for i in range(num_engines)]
         lenders = [list(range(i * engine_gpus, (i + 1) * engine_gpus)) for i in range(num_engines)]
     else:
-        engines = [Seat(first_engine + i, share, float(engine_gpus)) for i in range(num_engines)]
+        engines = parts[::num_nodes]
         lenders = [[] for _ in range(num_engines)]
     trainer_gpus = (1 - LENT_GPU if lent else 1.0) if use_gpus else 0.0
     trainers = [Seat(rank, share, trainer_gpus) for rank in range(args.num_trainers)]
     frozen: dict[str, list[Seat]] = {}
     for model in args.frozen_model:
         own = options_of(args, model)
-        gpus = float(own.num_gpus_per_engine if use_gpus and args.engine == "sglang" else 0)
+        gpus = float(sizes(own).num_gpus if use_gpus and args.engine == "sglang" else 0)
         frozen[model.name] = [Seat(len(bundles) + i, 1.0, gpus) for i in range(model.num_engines)]
         bundles += [{"CPU": 1.0} | ({"GPU": gpus} if gpus else {}) for _ in range(model.num_engines)]
-    return Layout(bundles, engines, trainers, frozen, lenders)
+    return Layout(bundles, engines, trainers, frozen, followers, lenders)
 
 
 def lent_gpus(lenders: Sequence[Sequence[int]], places: Sequence[tuple[str, list[str]]]) -> list[list[str]]:

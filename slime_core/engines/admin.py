@@ -136,13 +136,8 @@ class EngineAdmin:
     async def server_infos(self) -> dict[str, dict[str, Any]]:
         """URL -> what the server says of itself."""
 
-        async def info(url: str) -> dict[str, Any]:
-            async with self._session.get(f"{url}/server_info") as answer:
-                told: dict[str, Any] = orjson.loads(await answer.read())
-                return told
-
-        infos = await asyncio.gather(*(info(url) for url in self.urls))
-        return dict(zip(self.urls, infos, strict=True))
+        contents = await asyncio.gather(*(self._request("GET", url, "server_info") for url in self.urls))
+        return {url: orjson.loads(content) for url, content in zip(self.urls, contents, strict=True)}
 
     async def _all(self, endpoint: str, body: dict[str, Any]) -> list[bytes]:
         return await self._each(endpoint, dict.fromkeys(self.urls, body))
@@ -159,9 +154,13 @@ class EngineAdmin:
         return contents
 
     async def _post(self, url: str, endpoint: str, body: dict[str, Any]) -> bytes:
+        return await self._request("POST", url, endpoint, orjson.dumps(body))
+
+    async def _request(self, method: str, url: str, endpoint: str, data: bytes | None = None) -> bytes:
+        """The answer's content; an EngineError whatever goes wrong."""
         try:
             headers = {"Content-Type": "application/json"}
-            async with self._session.post(f"{url}/{endpoint}", data=orjson.dumps(body), headers=headers) as answer:
+            async with self._session.request(method, f"{url}/{endpoint}", data=data, headers=headers) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise EngineError(f"{url}/{endpoint} did not answer: {type(error).__name__}: {error}") from None

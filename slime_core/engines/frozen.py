@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_core.engines.parallel import SIZES
 from slime_core.options import FrozenModel, Options
 
 
@@ -15,10 +16,15 @@ def options_of(args: Options, model: FrozenModel) -> Options:
             sglang.pop(name, None)
         else:
             sglang[name] = list(values)
+    # sizes of its own say how many GPUs it takes
+    num_gpus = None if any(name in SIZES for name, _ in model.sglang) else args.num_gpus_per_engine
     own: dict[str, Any] = {
         "model": model.path,
+        "rollout_model": None,
         "num_engines": model.num_engines,
-        "num_gpus_per_engine": model.num_gpus_per_engine or args.num_gpus_per_engine,
+        "num_gpus_per_engine": model.num_gpus_per_engine or num_gpus,
+        "num_nodes_per_engine": 1,
+        "num_prefill_engines": 0,
         "max_context_tokens": model.max_context_tokens,
         "external_engines": [],
         "router_port": 0,

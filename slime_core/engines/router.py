@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.engines.process import DIRECT, LOOPBACK, ServerProcess, answers, free_port, port_is_free
+from slime_core.engines.topology import ask_topology
 from slime_core.errors import EngineError
 from slime_core.options import Options
 
@@ -26,6 +27,9 @@ class Router:
 
     def __init__(self, args: Options, worker_urls: Sequence[str], log_dir: Path, name: str = "router") -> None:
         self._args, self._log = args, log_dir / f"{name}.log"
+        self._disaggregated = args.num_prefill_engines > 0 or (
+            args.engine == "sglang" and any(ask_topology(url).role != "regular" for url in args.external_engines)
+        )
         if args.router_port and not port_is_free(args.router_port):
             raise EngineError(
                 f"port {args.router_port} on {LOOPBACK} is in use; give --router-port another one, or 0 for any."
@@ -64,7 +68,7 @@ class Router:
         Raises:
             EngineError: when the router does not find it healthy.
         """
-        self._call("POST", "/workers", {"url": url})
+        self._introduce(url)
         self.process.wait_until(lambda: any(w["url"] == url and w["is_healthy"] for w in self._workers()), 30, POLL_S)
 
     def remove(self, url: str) -> None:
@@ -88,15 +92,26 @@ class Router:
         command += ["--health-check-interval-secs", "2", "--health-failure-threshold", str(failures)]
         command += ["--worker-startup-check-interval", "1"]
         command += ["--request-timeout-secs", str(math.ceil(self._args.request_timeout_s))]
+        if self._disaggregated:
+            command += ["--pd-disaggregation"]
         return ServerProcess("sglang-router", command, self._log)
 
     def _set_up(self, worker_urls: Sequence[str], num_healthy: int) -> None:
         self.process.wait_until(lambda: answers(f"{self.url}/health"), START_TIMEOUT_S)
         for url in worker_urls:
-            self._call("POST", "/workers", {"url": url})
+            self._introduce(url)
         self.process.wait_until(
             lambda: sum(worker["is_healthy"] for worker in self._workers()) >= num_healthy, START_TIMEOUT_S
         )
+
+    def _introduce(self, url: str) -> None:
+        worker: dict[str, object] = {"url": url}
+        if self._disaggregated:
+            topology = ask_topology(url)
+            worker["worker_type"] = topology.role
+            if topology.bootstrap_port is not None:
+                worker["bootstrap_port"] = topology.bootstrap_port
+        self._call("POST", "/workers", worker)
 
     def _workers(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = json.loads(self._call("GET", "/workers"))["workers"]

@@ -6,11 +6,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from slime_core.engines import sglang
-from slime_core.engines.process import LOOPBACK, ServerProcess, answers, free_port, status_of
+from slime_core.engines.parallel import Node
+from slime_core.engines.process import ServerProcess, answers, free_port, status_of
+from slime_core.engines.topology import ask_topology
 from slime_core.errors import EngineError
 from slime_core.options import Options
 
@@ -31,13 +34,16 @@ class EngineServer:
         threads: int,
         name: str = "engine",
         gpus: Sequence[str] = (),
+        node: Node | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
         Args:
             name: whose engine it is in logs and errors: `engine` for the policy's, a frozen model's own.
             gpus: those it uses; by default those that this process may use.
+            node: which machine's part of the engine it is; by default the whole, on loopback.
         """
+        self._node = node or Node()
         self._args, self._index, self._threads, self._name = args, index, threads, f"{name} {index}"
         self._log_dir = log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -53,11 +59,12 @@ class EngineServer:
         self._check_at = 0.0
         self._ill_since = math.inf
 
-    def start(self, again: bool = False) -> str:
+    def start(self, again: bool = False, check_others: Callable[[], None] = lambda: None) -> str:
         """Wait until the server is healthy and return its URL.
 
         Args:
             again: it is a replacement; the environment was looked at before.
+            check_others: raises when a part of it on another machine has ended.
 
         Raises:
             EngineError: with the end of its log, when it does not get ready.
@@ -66,7 +73,8 @@ class EngineServer:
             return self._find_external()
         if self._args.engine == "sglang" and not again:
             sglang.check(self._args, sglang.inspect(self._args.engine_python or sys.executable, self._environment))
-        self._url = self._start_sglang() if self._args.engine == "sglang" else self._start_embedded()
+        sglang_engine = self._args.engine == "sglang"
+        self._url = self._start_sglang(check_others) if sglang_engine else self._start_embedded()
         return self._url
 
     def check(self, paused: bool = False, at_once: bool = False) -> None:
@@ -79,7 +87,7 @@ class EngineServer:
         Raises:
             EngineError: when it exited, or has not been healthy for --engine-health-timeout-s.
         """
-        self._check_process()
+        self.check_process()
         limit = self._args.engine_health_timeout_s
         while at_once or time.monotonic() >= self._check_at:
             asked = time.monotonic()
@@ -88,18 +96,24 @@ class EngineServer:
             if status == 200:
                 self._ill_since = math.inf
                 return
-            self._check_process()
+            self.check_process()
             self._ill_since = min(self._ill_since, asked)
             if time.monotonic() - self._ill_since >= limit:
                 said = "no answer" if status is None else f"HTTP {status}"
                 raise EngineError(f"{self._name} is not healthy ({said} for {limit:g} s).")
             time.sleep(POLL_S)
 
+    def start_part(self) -> None:
+        """Start this machine's part of an engine that another machine's serves; returns at once."""
+        self._launch(sglang.command(self._args, self._index, free_port(self._node.host), self._node))
+
     @property
     def _file_stem(self) -> str:
-        return self._name.replace(" ", "_")
+        stem = self._name.replace(" ", "_")
+        return stem if self._node.rank == 0 else f"{stem}_node_{self._node.rank}"
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Do nothing while the process runs; an EngineError otherwise."""
         if self.process is not None:
             self.process.check()
 
@@ -118,6 +132,11 @@ class EngineServer:
                     f"the external engine {self._url} was not healthy within {limit:g} s; is it running, and reachable?"
                 )
             time.sleep(POLL_S)
+        if self._args.engine == "sglang":
+            found = ask_topology(self._url)
+            sglang.check_version(found.version)
+            if found.embeds:
+                raise EngineError(f"the external engine {self._url} gives embeddings; it must generate text.")
         return self._url
 
     def _launch(self, command: Sequence[str]) -> ServerProcess:
@@ -131,26 +150,27 @@ class EngineServer:
         port_file = self._log_dir / f"{self._file_stem}.port"
         port_file.unlink(missing_ok=True)
         command = [args.engine_python or sys.executable, "-m", "slime_core.engines.embedded"]
-        command += ["--model-path", args.model, "--host", LOOPBACK, "--port", "0", "--port-file", str(port_file)]
+        command += ["--model-path", args.model, "--host", self._node.host, "--port", "0"]
+        command += ["--port-file", str(port_file)]
         command += ["--max-running-requests", str(args.engine_max_requests), "--dtype", args.engine_dtype]
         command += ["--num-threads", str(self._threads), "--seed", str(args.seed + self._index)]
         if args.max_context_tokens:
             command += ["--context-length", str(args.max_context_tokens)]
         process = self._launch(command)
         process.wait_until(port_file.exists, args.engine_start_timeout_s)
-        url = f"http://{LOOPBACK}:{port_file.read_text().strip()}"
+        url = f"http://{self._node.host}:{port_file.read_text().strip()}"
         process.wait_until(lambda: answers(f"{url}/health"), args.engine_start_timeout_s)
         return url
 
-    def _start_sglang(self) -> str:
+    def _start_sglang(self, check_others: Callable[[], None]) -> str:
         """SGLang wants to be told its port; another process may take the free one in between."""
         args = self._args
         for attempt in range(PORT_ATTEMPTS):
-            port = free_port()
-            url = f"http://{LOOPBACK}:{port}"
-            process = self._launch(sglang.command(args, self._index, port))
+            port, bootstrap_port = free_port(self._node.host), free_port(self._node.host)
+            url = f"http://{self._node.host}:{port}"
+            process = self._launch(sglang.command(args, self._index, port, self._node, bootstrap_port))
             try:
-                process.wait_until(lambda url=url: answers(f"{url}/health"), args.engine_start_timeout_s, poll_s=0.25)
+                process.wait_until(partial(ready, url, check_others), args.engine_start_timeout_s, poll_s=0.25)
                 return url
             except EngineError as error:
                 process.stop()
@@ -158,3 +178,9 @@ class EngineServer:
                 if not taken or attempt == PORT_ATTEMPTS - 1:
                     raise
         raise EngineError(f"{self._name} found no free port.")
+
+
+def ready(url: str, check_others: Callable[[], None]) -> bool:
+    """Whether a server is healthy; an error when a part of it elsewhere has ended."""
+    check_others()
+    return answers(f"{url}/health")

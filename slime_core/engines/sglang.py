@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime_core.engines.process import LOOPBACK
+from slime_core.engines.parallel import TENSOR, Node, sizes
 from slime_core.errors import EngineError, OptionError
 from slime_core.options import Options
 
@@ -25,7 +26,10 @@ ServerArgs.add_cli_args(parser)
 flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
 print("\\n" + json.dumps({"version": sglang.__version__, "flags": flags}))
 """
-OURS = ("model-path", "model", "host", "port", "max-running-requests", "context-length")
+OURS = (
+    "model-path", "model", "host", "port", "max-running-requests", "context-length",
+    "nnodes", "node-rank", "dist-init-addr", "nccl-init-addr", "disaggregation-mode", "disaggregation-bootstrap-port",
+)  # fmt: skip
 """Flags that slime sets itself."""
 
 
@@ -65,9 +69,7 @@ def check(args: Options, found: Installation) -> None:
         EngineError: for the version.
         OptionError: for a flag, with a suggestion.
     """
-    number = tuple(int(part) for part in found.version.split(".")[:3] if part.isdigit())
-    if number < OLDEST:
-        raise EngineError(f"SGLang {found.version} is too old; --engine sglang needs {'.'.join(map(str, OLDEST))}.")
+    check_version(found.version)
     for name in args.sglang:
         if name in OURS:
             raise OptionError(f"--sglang-{name} is set by slime itself; drop it.")
@@ -77,17 +79,68 @@ def check(args: Options, found: Installation) -> None:
             raise OptionError(f"SGLang {found.version} has no flag --{name} (given as --sglang-{name}){hint}")
 
 
-def command(args: Options, index: int, port: int) -> list[str]:
-    """The server's command line."""
+def check_version(version: str) -> None:
+    """Refuse one that is too old.
+
+    Raises:
+        EngineError: naming it and the oldest.
+    """
+    number = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if number < OLDEST:
+        raise EngineError(f"SGLang {version} is too old; --engine sglang needs {'.'.join(map(str, OLDEST))}.")
+
+
+def command(
+    args: Options, index: int, port: int | str, node: Node | None = None, bootstrap_port: int | str = 0
+) -> list[str]:
+    """The command line of a server, or of one machine's part of it.
+
+    Args:
+        bootstrap_port: where decoding engines find this one, if it prefills.
+
+    Raises:
+        OptionError: when its parallel sizes contradict each other.
+    """
+    node = node or Node()
     words = [args.engine_python or sys.executable, "-m", "sglang.launch_server"]
-    words += ["--model-path", args.model, "--host", LOOPBACK, "--port", str(port)]
+    words += ["--model-path", args.rollout_model or args.model, "--host", node.host, "--port", str(port)]
     words += ["--max-running-requests", str(args.engine_max_requests)]
     if args.max_context_tokens:
         words += ["--context-length", str(args.max_context_tokens)]
     if "random-seed" not in args.sglang:
         words += ["--random-seed", str(args.seed + index)]
+    tensor = sizes(args).tensor
+    if tensor > 1 and not any(name in args.sglang for name in TENSOR):
+        words += ["--tp-size", str(tensor)]
+    if node.num_nodes > 1:
+        words += ["--nnodes", str(node.num_nodes), "--node-rank", str(node.rank), "--dist-init-addr", node.meeting]
+    if prefills(args, index):
+        words += ["--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(bootstrap_port)]
+    elif args.num_prefill_engines:
+        words += ["--disaggregation-mode", "decode"]
     if args.offload_engines and args.sglang.get("device") != ["cpu"] and "enable-memory-saver" not in args.sglang:
         words += ["--enable-memory-saver"]
     for name, values in args.sglang.items():
         words += [f"--{name}", *values]
     return words
+
+
+def prefills(args: Options, index: int) -> bool:
+    """Whether an engine only reads prompts; the first ones do."""
+    return index < int(args.num_prefill_engines)
+
+
+def planned_commands(args: Options) -> list[str]:
+    """The lines that start the engines of a run, for people to read; ports and addresses are chosen at the start.
+
+    Raises:
+        OptionError: when the engines' parallel sizes contradict each other.
+    """
+    num_gpus, lines = sizes(args).num_gpus, []
+    for index in range(0 if args.external_engines else args.num_engines):
+        for rank in range(args.num_nodes_per_engine):
+            node = Node("HOST", rank, args.num_nodes_per_engine, "HOST:PORT")
+            words = command(args, index, "PORT", node, "PORT")
+            machine = f", machine {rank}" if args.num_nodes_per_engine > 1 else ""
+            lines.append(f"engine {index}{machine} ({num_gpus} GPUs): {shlex.join(words)}")
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -12,19 +13,25 @@ Bucket = list[tuple[str, torch.Tensor]]
 
 
 def buckets(tensors: NamedTensors, max_bytes: int) -> Iterator[tuple[Bucket, bool]]:
-    """Neighbours together, at most `max_bytes` each, and whether it is the last; a larger tensor is alone in its own.
+    """Tensors together, at most `max_bytes`, and whether it is the last bucket; a larger tensor is alone in its own.
 
-    All tensors of a bucket have one dtype: SGLang takes no tensor that starts at an odd byte.
+    All tensors of a bucket have one dtype: SGLang takes no tensor that starts at an odd byte. Those of a dtype keep
+    their order.
     """
-    bucket: Bucket = []
-    size = 0
+    opened: dict[torch.dtype, Bucket] = {}
+    sizes: Counter[torch.dtype] = Counter()
     for name, tensor in tensors:
-        if bucket and (size + tensor.nbytes > max_bytes or tensor.dtype != bucket[0][1].dtype):
+        bucket = opened.setdefault(tensor.dtype, [])
+        if bucket and sizes[tensor.dtype] + tensor.nbytes > max_bytes:
             yield bucket, False
-            bucket, size = [], 0
+            bucket = opened[tensor.dtype] = []
+            sizes[tensor.dtype] = 0
         bucket.append((name, tensor))
-        size += tensor.nbytes
-    yield bucket, True
+        sizes[tensor.dtype] += tensor.nbytes
+    *others, last = opened.values() or [[]]
+    for bucket in others:
+        yield bucket, False
+    yield last, True
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -12,8 +12,8 @@ from slime_core.types import FloatArray
 from slime_core.weights.source import engine_dtype
 
 NUM_TOKENS = 32
-SAME_DTYPE_BOUND, OTHER_DTYPE_BOUND = 1e-3, 0.1
-"""Largest mean |difference| in nats: both sides in float32, or one of them in a shorter type."""
+SAME_DTYPE_BOUND, OTHER_DTYPE_BOUND, QUANTISED_BOUND = 1e-3, 0.1, 0.5
+"""Largest mean |difference| in nats: both sides in float32, or one of them in a shorter type, or in FP8."""
 
 
 def probe_tokens(vocab_size: int, seed: int) -> list[int]:
@@ -22,10 +22,12 @@ def probe_tokens(vocab_size: int, seed: int) -> list[int]:
     return tokens
 
 
-def bound(args: Options, trainer_dtype: str) -> float:
+def bound(args: Options, trainer_dtype: str, quantised: bool = False) -> float:
     """The largest mean difference that is rounding and not another model."""
     if args.weights_check_bound is not None:
         return float(args.weights_check_bound)
+    if quantised:
+        return QUANTISED_BOUND
     both = trainer_dtype == "float32" == engine_dtype(args)
     return SAME_DTYPE_BOUND if both else OTHER_DTYPE_BOUND
 

@@ -14,6 +14,7 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_core.options import Options
 from slime_core.weights import parity
 from slime_core.weights.checksum import compare
+from slime_core.weights.fp8 import read_fp8
 from slime_core.weights.fusion import comparable, fused_checksums
 from slime_core.weights.offload import REST, WEIGHTS, Offload
 from slime_core.weights.source import NamedTensors, Update, WeightSource, engine_dtype
@@ -33,6 +34,7 @@ class WeightSync:
         self._unchecked = False
         """Whether an engine has joined since the last comparison."""
         self._offload = Offload()
+        self._fp8 = None if args.rollout_model is None else read_fp8(args.rollout_model)
         self.transport = open_transport(args, run_dir)
 
     def set_engines(self, worker_urls: Sequence[str]) -> None:
@@ -90,7 +92,7 @@ class WeightSync:
 
     async def _send(self, admin: EngineAdmin, source: WeightSource, version: int, due: bool) -> float:
         """The seconds in which the engines stood still."""
-        tensors = partial(source.weights, engine_dtype(self._args) or source.dtype)
+        tensors = partial(self._tensors, source)
         sent, comparing = await self._expected(admin, tensors, due)
         own = sent if self._args.engine == "embedded" else {}
         async with self.transport.offer(admin, Update(version, tensors, own)) as deliver:
@@ -110,13 +112,19 @@ class WeightSync:
                     await admin.resume()  # with the new weights or, after a refusal, the old ones
             return time.monotonic() - paused
 
+    def _tensors(self, source: WeightSource) -> NamedTensors:
+        """As the engines hold them."""
+        tensors = source.weights(engine_dtype(self._args) or source.dtype)
+        return tensors if self._fp8 is None else self._fp8.cast(tensors)
+
     async def _expected(
         self, admin: EngineAdmin, tensors: Callable[[], NamedTensors], due: bool
     ) -> tuple[dict[str, str], Callable[[Mapping[str, str], Mapping[str, str]], Mapping[str, str]]]:
         """The checksums that the engines must have, empty where they are not asked, and what of them to compare."""
         if self._args.engine == "embedded":
             return model_checksums(tensors()), lambda sent, used: sent
-        if due and engine_dtype(self._args) and all(map(hashes_as_we_do, (await admin.server_infos()).values())):
+        known = engine_dtype(self._args) is not None and self._fp8 is None
+        if due and known and all(map(hashes_as_we_do, (await admin.server_infos()).values())):
             return fused_checksums(tensors()), comparable
         return {}, comparable
 
@@ -124,7 +132,7 @@ class WeightSync:
         """The parity probe."""
         tokens = parity.probe_tokens(source.vocab_size, self._args.seed)
         given = await admin.prompt_logprobs(tokens)
-        limit = parity.bound(self._args, source.dtype)
+        limit = parity.bound(self._args, source.dtype, quantised=self._fp8 is not None)
         return {"weights/logprob_abs_diff": parity.check(source.prompt_logprobs(tokens), given, limit, version)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -10,6 +11,8 @@ import subprocess
 import time
 from collections import Counter
 from random import Random
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import psutil
 import pyarrow.parquet as parquet
@@ -18,14 +21,36 @@ import pytest
 FAST = ["--engine-health-interval-s", "1", "--engine-health-timeout-s", "4"]
 
 
-def servers(run, command="slime_core.engines.embedded"):
-    """The server processes of a run: their supervisors' children, whatever they call themselves."""
+def supervisors(run, command):
+    """The supervisors of a run's servers: their command lines stay, whatever the servers call themselves."""
     found = []
     for process in run.processes():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            if command in line and "supervisor.py" in line:
-                found += process.children()
+            found += [process] if command in line and "supervisor.py" in line else []
+    return found
+
+
+def servers(run, command="slime_core.engines.embedded"):
+    """The server processes of a run."""
+    found = []
+    for supervisor in supervisors(run, command):
+        with contextlib.suppress(psutil.Error):
+            found += supervisor.children()
+    return found
+
+
+def serving(run, command="slime_core.engines.embedded"):
+    """Those of its server processes that the router knows: an engine killed five times before that is given up."""
+    found = []
+    with contextlib.suppress(psutil.Error, OSError):
+        (router,) = supervisors(run, "sglang_router.launch_router")
+        words = router.cmdline()
+        with urlopen(f"http://127.0.0.1:{words[words.index('--port') + 1]}/workers", timeout=5) as answer:
+            ports = {urlsplit(worker["url"]).port for worker in json.load(answer)["workers"] if worker["is_healthy"]}
+        for server in servers(run, command):
+            listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+            found += [server] if listening & ports else []
     return found
 
 
@@ -72,7 +97,7 @@ def test_a_run_whose_engines_are_killed_and_hung_all_the_time_ends_well(start_ru
     run.wait_for(lambda: rounds(read_rows()))
     started, num_kills = time.monotonic(), 0
     while run.process.poll() is None and time.monotonic() - started < 300:
-        if alive := servers(run):
+        if alive := serving(run):
             with contextlib.suppress(psutil.Error):
                 random.choice(alive).send_signal(signal.SIGSTOP if num_kills % 4 == 3 else signal.SIGKILL)
                 num_kills += 1

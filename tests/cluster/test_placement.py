@@ -41,6 +41,14 @@ def test_engines_that_free_their_memory_share_the_gpus_of_as_many_trainers():
         plan(make_options(*SGLANG, "--offload-engines", "--num-trainers", "7"), use_gpus=True)
 
 
+def test_an_engine_on_several_machines_has_a_bundle_on_each():
+    words = ["--engine", "sglang", "--num-engines", "2", "--sglang-tp-size", "16", "--num-nodes-per-engine", "2"]
+    layout = plan(make_options(*words, "--placement", "disaggregated"), use_gpus=True)
+    assert layout.bundles == [{"CPU": 1.0, "GPU": 1.0}] + [{"CPU": 1.0, "GPU": 8.0}] * 4
+    assert layout.engines == [Seat(1, 1.0, 8.0), Seat(3, 1.0, 8.0)]
+    assert layout.followers == [[Seat(2, 1.0, 8.0)], [Seat(4, 1.0, 8.0)]]
+
+
 def test_on_cpu_no_gpu_is_asked_for():
     layout = plan(make_options(*SGLANG), use_gpus=False)
     assert layout.bundles == [{"CPU": 1.0}] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -23,13 +23,17 @@ from tiny_model import byte_tokenizer
 class Worker:
     """An engine that answers a request for session S with S's number; `dying` cuts connections instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str = "null") -> None:
+        self.info = {"version": "0.5.23", "tp_size": 1, "pp_size": 1, "dp_size": 1, "disaggregation_mode": role}
+        self.info |= {"disaggregation_bootstrap_port": 4321, "model_path": "m", "is_generation": True}
+        self.seen: list[dict] = []
         self.served: Counter[int] = Counter()
         self.dying = False
         self.slow_s = 0.0
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.seen.append(body)
         if self.dying:
             request.transport.abort()
         await asyncio.sleep(self.slow_s)
@@ -40,7 +44,7 @@ class Worker:
         return web.json_response({"text": "", "output_ids": [session], "meta_info": meta})
 
     async def anything(self, request: web.Request) -> web.Response:
-        return web.json_response({"model_path": "m", "is_generation": True})
+        return web.json_response(self.info)
 
     @asynccontextmanager
     async def serve(self, port: int) -> AsyncIterator[str]:
@@ -57,9 +61,11 @@ class Worker:
 
 
 @asynccontextmanager
-async def routed(log_dir: Path, *words: str) -> AsyncIterator[tuple[list[Worker], Router, EngineClient]]:
+async def routed(
+    log_dir: Path, *words: str, roles: Sequence[str] = ("null",) * 3
+) -> AsyncIterator[tuple[list[Worker], Router, EngineClient]]:
     """Three workers, the router before them, and a client."""
-    workers = [Worker() for _ in range(3)]
+    workers = [Worker(role) for role in roles]
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(worker.serve(free_port())) for worker in workers]
         router = await asyncio.to_thread(Router, make_options(*words), urls, log_dir)
@@ -83,6 +89,19 @@ async def test_the_turns_of_a_session_go_to_one_engine(tmp_path):
             assert await asyncio.gather(*(ask(client, n) for n in range(30))) == list(range(30))
     assert all(sum(bool(worker.served[n]) for worker in workers) == 1 for n in range(30))
     assert sum(bool(worker.served) for worker in workers) > 1, "sessions are spread"
+
+
+async def test_a_prompt_goes_to_an_engine_that_reads_it_and_one_that_generates(tmp_path):
+    roles = ["prefill", "decode", "decode"]
+    words = ("--engine", "sglang", "--num-engines", "3", "--num-prefill-engines", "1")
+    async with routed(tmp_path, *words, roles=roles) as (workers, _, client):
+        assert await asyncio.gather(*(ask(client, n) for n in range(20))) == list(range(20))
+    reading, *generating = workers
+    rooms = {body["bootstrap_room"]: body["input_ids"] for body in reading.seen}
+    assert len(rooms) == 20
+    assert all(body["bootstrap_port"] == 4321 for worker in workers for body in worker.seen)
+    assert {body["bootstrap_room"]: body["input_ids"] for w in generating for body in w.seen} == rooms
+    assert all(worker.seen for worker in generating), "both take part"
 
 
 async def test_requests_of_an_engine_that_dies_are_answered_by_the_others(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from real_sglang.conftest import sglang_words
 from slime_core.engines import sglang
 from slime_core.engines.admin import EngineAdmin
+from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.engines.server import EngineServer
 from slime_core.errors import EngineError, OptionError, WeightSyncError
 from slime_core.options import Options, parse
@@ -133,3 +135,20 @@ def test_a_model_that_does_not_load_shows_the_end_of_the_log(args, tmp_path):
             server.start()
     finally:
         server.stop()
+
+
+@pytest.mark.slow
+def test_a_port_that_another_process_took_meanwhile_is_no_end(args, tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        ports = [taken.getsockname()[1]]
+        monkeypatch.setattr(
+            "slime_core.engines.server.free_port", lambda host: ports.pop() if ports else free_port(host)
+        )
+        server = EngineServer(args, 2, tmp_path / "logs", 1)
+        try:
+            assert server.start(again=True) != f"http://{LOOPBACK}:{taken.getsockname()[1]}"
+            assert not ports
+        finally:
+            server.stop()

@@ -99,6 +99,7 @@ async def test_only_engines_that_released_it_get_it_back():
         (["--engine", "sglang", "--placement", "disaggregated"], "--placement disaggregated"),
         (["--engine", "sglang", "--max-staleness", "1"], "this --max-staleness"),
         (["--engine", "sglang", "--num-trainers", "0"], "--num-trainers 0"),
+        (["--engine", "sglang", "--num-engines", "0"], "--num-engines 0"),
     ],
 )
 def test_it_is_refused_where_there_is_nothing_to_share(words, message):

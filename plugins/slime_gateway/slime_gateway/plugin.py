@@ -62,22 +62,14 @@ class Gateway:
             type=_absolute,
             default=".",
             metavar="DIR",
-            help="where agents run (default: where the run was started)",
+            help="where agents run; by default where the run was started",
         )
+        parser.add_argument("--gateway-num-processes", type=_count, default=1, metavar="N", help="that agents run in")
+        parser.add_argument("--gateway-max-turns", type=_count, default=64, metavar="N", help="requests of one agent")
+        parser.add_argument("--gateway-timeout-s", type=_seconds, default=1800.0, metavar="S", help="for one agent")
+        parser.add_argument("--gateway-host", default="127.0.0.1", metavar="ADDRESS", help="to listen on")
         parser.add_argument(
-            "--gateway-num-processes", type=_count, default=1, metavar="N", help="that agents run in (default: 1)"
-        )
-        parser.add_argument(
-            "--gateway-max-turns", type=_count, default=64, metavar="N", help="requests of one agent (default: 64)"
-        )
-        parser.add_argument(
-            "--gateway-timeout-s", type=_seconds, default=1800.0, metavar="S", help="for one agent (default: 1800)"
-        )
-        parser.add_argument(
-            "--gateway-host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: 127.0.0.1)"
-        )
-        parser.add_argument(
-            "--gateway-port", type=_port, default=0, metavar="PORT", help="to listen on (default: any that is free)"
+            "--gateway-port", type=_port, default=0, metavar="PORT", help="to listen on; 0 is any that is free"
         )
         parser.add_argument(
             "--gateway-key-env",

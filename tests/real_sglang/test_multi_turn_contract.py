@@ -1,0 +1,3 @@
+"""Turns against real SGLang."""
+
+from engines.test_multi_turn_contract import *  # noqa: F403
