@@ -8,7 +8,7 @@ if [ "${1:-}" = "--all" ]; then
   tier=()
   shift
 fi
-"$root/scripts/install.sh" dev wandb bench lora megatron
+"$root/scripts/install.sh" dev wandb bench megatron lora
 cd "$root"
 export PATH="$root/.venv/bin:$PATH"
 

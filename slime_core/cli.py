@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("train", help="train a model (`slime train --help` shows the flags)", add_help=False)
     commands.add_parser("score", help="grade the responses in a file (`slime score --help` shows how)", add_help=False)
+    convert = commands.add_parser("convert", help="a model between the Hugging Face format and Megatron's torch_dist")
+    convert.add_argument("source", help="a model directory, or a checkpoint of a Megatron run")
+    convert.add_argument("target", help="a directory that does not exist yet")
+    convert.add_argument("--to", choices=["torch_dist", "hf"], required=True, help="the format to write")
+    convert.set_defaults(run=run_convert)
     plugins = commands.add_parser("plugins", help="list the installed plugins, or check them")
     plugins.add_argument("--json", action="store_true", help="print the list as JSON")
     plugins.set_defaults(run=run_plugins)
@@ -106,6 +112,15 @@ def run_train(words: list[str]) -> int:
 
     run_dir = train(parsed.args)
     print(f"done: {run_dir}")
+    return 0
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """`slime convert`."""
+    from slime_core.training.megatron.command import convert
+
+    convert(Path(args.source), Path(args.target), args.to)
+    print(f"done: {args.target}")
     return 0
 
 

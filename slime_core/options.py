@@ -876,11 +876,17 @@ def _add_megatron(parser: argparse.ArgumentParser) -> None:
         "--pipeline-model-parallel-size": "ranks that share the layers",
         "--expert-model-parallel-size": "ranks that share the experts",
         "--expert-tensor-parallel-size": "ranks that share each expert's matrices",
-        "--context-parallel-size": "ranks that share each sequence; needs Transformer-Engine",
     }.items():
         g.add_argument(flag, type=positive_int, default=1, metavar="N", help=what)
     g.add_argument(
         "--sequence-parallel", action="store_true", help="tensor-parallel ranks share what lies between matrices too"
+    )
+    g.add_argument(
+        "--context-parallel-size",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="1: cutting sequences is not in this version",
     )
     g.add_argument(
         "--recompute-num-layers",
@@ -1396,20 +1402,18 @@ def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
     return several and not args.use_rollout_logprobs
 
 
-MEGATRON_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "context_parallel_size",
-)
-MEGATRON_FLAGS = (
-    *MEGATRON_SIZES,
-    "sequence_parallel",
-    "recompute_num_layers",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-)
+MEGATRON_DEFAULTS = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": 1,
+    "context_parallel_size": 1,
+    "sequence_parallel": False,
+    "recompute_num_layers": 0,
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+}
+"""Options that only `--train-backend megatron` knows."""
 
 
 # --- validation -------------------------------------------------------------------------------------------------------
@@ -1580,8 +1584,8 @@ TORCH_FLAGS = (
 
 def _validate_backend(args: argparse.Namespace) -> None:
     if args.train_backend != "megatron":
-        for name in MEGATRON_FLAGS:
-            if getattr(args, name) > (name in MEGATRON_SIZES):
+        for name, default in MEGATRON_DEFAULTS.items():
+            if getattr(args, name) != default:
                 raise OptionError(f"--{name.replace('_', '-')} is for Megatron; add --train-backend megatron.")
         return
     for name in TORCH_FLAGS:
@@ -1591,11 +1595,28 @@ def _validate_backend(args: argparse.Namespace) -> None:
         raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
     if args.optimizer != "adamw":
         raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
-    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    of_torch = {
+        "--data-parallel fsdp2": args.data_parallel == "fsdp2",
+        "--recompute-activations": args.recompute_activations,
+        "--lora-rank": args.lora_rank is not None,
+        "--freeze-params": bool(args.freeze_params),
+        "--only-train-params": bool(args.only_train_params),
+        "--async-save": args.async_save,
+        "--multimodal-keys": bool(args.multimodal_keys),
+    }
+    if given := next((flag for flag, set_ in of_torch.items() if set_), None):
+        raise OptionError(f"{given} is for --train-backend torch; see docs/megatron.md for what Megatron has.")
+    if args.context_parallel_size > 1:
+        raise OptionError(
+            f"--context-parallel-size {args.context_parallel_size}: context parallelism needs Transformer-Engine's "
+            "attention and is not in this version; long sequences fit by --tensor-model-parallel-size with "
+            "--sequence-parallel and --recompute-num-layers."
+        )
+    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % copy:
         raise OptionError(
             f"--num-trainers {args.num_trainers} is no multiple of the {copy} ranks of one copy of the model "
-            "(--tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size)."
+            "(--tensor-model-parallel-size x --pipeline-model-parallel-size)."
         )
     experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % experts:

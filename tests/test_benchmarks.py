@@ -35,6 +35,7 @@ def turns():
         "benchmarks.overlap",
         "benchmarks.loss_memory",
         "benchmarks.multi_turn",
+        "benchmarks.backends",
     ],
 )
 def test_help_is_shown(module):

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     import torch
 
 
-TRAINER = "trainer"
-"""The directory of a checkpoint with the training state."""
-
-
 class Trainer(Protocol):
     """One rank. Every rank gets the same calls in the same order: any of them may need all ranks."""
 

@@ -35,6 +35,13 @@ def save(
 ) -> None:
     """Write the state of all ranks; every rank must call it.
 
+    Args:
+        model: the policy.
+        optimizer: None for the weights alone.
+        reference: where it is not that of the options any more.
+        world: all ranks.
+        directory: to write.
+
     Raises:
         CheckpointError: when it cannot be written.
     """

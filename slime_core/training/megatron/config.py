@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,6 @@ VERSION = "0.16.1"
 DIVIDED = {
     "--tensor-model-parallel-size": (
         ("num_attention_heads", "attention heads"),
-        ("num_key_value_heads", "key-value heads"),
         ("intermediate_size", "features of the MLP"),
     ),
     "--expert-tensor-parallel-size": (("moe_intermediate_size", "features of an expert"),),
@@ -53,6 +51,12 @@ def check_backend(args: argparse.Namespace) -> None:
                 number = config.get(key)
                 if number is not None and number % size:
                     raise OptionError(f"{flag} {size} does not divide the {number} {what} of {directory}.")
+        kv_heads, ranks = config.get("num_key_value_heads") or 1, args.tensor_model_parallel_size
+        if kv_heads % ranks and ranks % kv_heads:
+            raise OptionError(
+                f"--tensor-model-parallel-size {ranks} neither divides the {kv_heads} key-value heads of {directory} "
+                "nor is a multiple of them."
+            )
         has_experts = config["num_experts"] is not None
         if args.expert_model_parallel_size > 1 and not has_experts:
             raise OptionError(f"--expert-model-parallel-size is for models with experts; {directory} has none.")
@@ -61,8 +65,6 @@ def check_backend(args: argparse.Namespace) -> None:
                 f"{directory} has experts, which Megatron trains under --tensor-model-parallel-size only with "
                 "--sequence-parallel."
             )
-    if args.context_parallel_size > 1 and importlib.util.find_spec("transformer_engine") is None:
-        raise OptionError("--context-parallel-size needs Transformer-Engine, which is not installed.")
 
 
 def check_installed() -> None:
@@ -116,7 +118,6 @@ def megatron_config(
         "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
         "expert_model_parallel_size": args.expert_model_parallel_size,
         "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
-        "context_parallel_size": args.context_parallel_size,
         "sequence_parallel": args.sequence_parallel,
         # packed rows have a length of their own
         "variable_seq_lengths": True,

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -120,63 +119,99 @@ def load_weights(model: MegatronModel, directory: Path) -> None:
 
 
 # --- to Hugging Face --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Whole:
+    """A parameter of the whole model, and which ranks have it."""
+
+    name: str
+    rule: Rule
+    names: tuple[str, ...]
+    """The Hugging Face tensors."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Theirs."""
+    stage: int
+    """Rank in the pipeline-parallel group."""
+    expert_rank: int
+    """Rank in the expert-parallel group; 0 for what every rank has."""
+
+
+def weight_map(model: MegatronModel, world: Ranks) -> list[Whole]:
+    """All parameters of the whole model, layer after layer; every rank must call it, once is enough.
+
+    A tied output layer is left out: it is the embedding.
+    """
+    shapes: dict[str, list[list[int]]] = {}
+    for part in parts(model):
+        shard = part.tensor.detach().to("meta")
+        whole = part.rule.layout.whole([shard] * _tensor_parallel(part).size(), model.dims)
+        shapes[part.name] = [list(tensor.shape) for tensor in whole]
+    place = {
+        "stage": parallel_state.get_pipeline_model_parallel_rank(),
+        "expert_rank": parallel_state.get_expert_model_parallel_rank(),
+    }
+    found: dict[str, Whole] = {}
+    for message in world.gather(place | {"shapes": shapes}):
+        for name, its_shapes in message["shapes"].items():
+            rule, numbers = _rule_of(model, name)
+            names = tuple(hf.format(**numbers) for hf in rule.hugging_face)
+            expert_rank = message["expert_rank"] if ".experts." in name else 0
+            entry = Whole(name, rule, names, tuple(map(tuple, its_shapes)), message["stage"], expert_rank)
+            found.setdefault(name, entry)
+    if model.tied:
+        found.pop(OUTPUT, None)
+    return sorted(found.values(), key=lambda whole: _place(whole.name))
+
+
+def _place(name: str) -> tuple[int, list[int]]:
+    """Embedding, layers by their numbers, the rest."""
+    stage = 0 if name == EMBEDDING else 1 if ".layers." in name else 2
+    return stage, [int(piece) if piece.isdigit() else -1 for piece in name.split(".")]
+
+
 @torch.no_grad()
-def named_weights(model: MegatronModel, world: Ranks, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def named_weights(model: MegatronModel, wholes: list[Whole], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """The whole model's tensors under Hugging Face names, one parameter gathered at a time; every rank must go along.
 
-    Every rank gets the same tensors in the same order. A tied output layer comes as the embedding alone.
+    Every rank gets the same tensors in the same order, floating-point ones as `dtype`.
     """
     mine = {part.name: part for part in parts(model)}
-    for name in _names_in_order(list(mine), world, model):
-        rule, numbers = _rule_of(model, name)
-        tensors = _gathered(name, mine.get(name), rule, model, dtype)
-        for hf, tensor in zip(rule.hugging_face, tensors, strict=True):
-            yield hf.format(**numbers), tensor
+    pipeline, experts = (
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_expert_model_parallel_group(),
+    )
+    for whole in wholes:
+        part = mine.get(whole.name)
+        tensors = [] if part is None else _joined(part, model, dtype)
+        if ".experts." in whole.name and pipeline.rank() == whole.stage:
+            tensors = _from(whole.expert_rank, tensors, whole, experts, model.device, dtype)
+        tensors = _from(whole.stage, tensors, whole, pipeline, model.device, dtype)
+        yield from zip(whole.names, tensors, strict=True)
 
 
-def _names_in_order(mine: list[str], world: Ranks, model: MegatronModel) -> list[str]:
-    """The parameters of all ranks, layer after layer."""
-    everyone = world.gather({"names": mine})
-    names = list(dict.fromkeys(name for message in everyone for name in message["names"]))
-    if model.tied and EMBEDDING in names:
-        names = [name for name in names if name != OUTPUT]
-
-    def place(name: str) -> tuple[int, list[Any]]:
-        stage = 0 if name == EMBEDDING else 1 if ".layers." in name else 2
-        return stage, [int(piece) if piece.isdigit() else -1 for piece in name.split(".")]
-
-    return sorted(names, key=place)
+def _joined(part: Part, model: MegatronModel, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The Hugging Face tensors of a parameter, from its tensor-parallel ranks."""
+    group = _tensor_parallel(part)
+    shard = part.tensor.detach().contiguous()
+    shards = [shard]
+    if group.size() > 1:
+        shards = [torch.empty_like(shard) for _ in range(group.size())]
+        dist.all_gather(shards, shard, group=group)
+    return [tensor.to(dtype).contiguous() for tensor in part.rule.layout.whole(shards, model.dims)]
 
 
-def _gathered(name: str, part: Part | None, rule: Rule, model: MegatronModel, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The Hugging Face tensors of a parameter, from the ranks that have its shards, on every rank."""
-    tensors: list[torch.Tensor] = []
-    if part is not None:
-        group = _tensor_parallel(part)
-        shard = part.tensor.detach().contiguous()
-        shards = [shard]
-        if group.size() > 1:
-            shards = [torch.empty_like(shard) for _ in range(group.size())]
-            dist.all_gather(shards, shard, group=group)
-        whole = rule.layout.whole(shards, model.dims)
-        tensors = [tensor.to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous() for tensor in whole]
-    if ".experts." in name:
-        tensors = _from_owner(tensors, parallel_state.get_expert_model_parallel_group(), model.device, dtype)
-    return _from_owner(tensors, parallel_state.get_pipeline_model_parallel_group(), model.device, dtype)
-
-
-def _from_owner(
-    tensors: list[torch.Tensor], group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype
+def _from(
+    owner: int,
+    tensors: list[torch.Tensor],
+    whole: Whole,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[torch.Tensor]:
-    """The tensors of the first rank of the group that has any, on every rank; none where none has."""
+    """The tensors of one rank of the group, on every rank of it."""
     if group.size() == 1:
         return tensors
-    shapes = Ranks(group.rank(), group.size(), device, group).gather({"shapes": [list(t.shape) for t in tensors]})
-    owner = next((rank for rank, message in enumerate(shapes) if message["shapes"]), None)
-    if owner is None:
-        return []
-    if owner != group.rank():
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes[owner]["shapes"]]
+    if group.rank() != owner:
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape in whole.shapes]
     for tensor in tensors:
         dist.broadcast(tensor, dist.get_global_rank(group, owner), group=group)
     return tensors

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slime_core.errors import CheckpointError
-from slime_core.training.torch_backend.export import TOKENIZER_FILES, copy_files
+from slime_core.training.model_files import FILES_BESIDE, copy_files
 
 SHARD_BYTES = 5 * 2**30
 """Of one file, as in published models."""
@@ -96,7 +96,7 @@ def save_hugging_face(tensors: Iterable[tuple[str, torch.Tensor]], source: Path,
         if writes:
             files.append(_write(shard, directory, len(files)))
             _name_files(files, names, total)
-            copy_files(source, directory, ("config.json", "generation_config.json", *TOKENIZER_FILES))
+            copy_files(source, directory, ("config.json", "generation_config.json", *FILES_BESIDE))
     except OSError as error:
         raise CheckpointError(f"the model cannot be written to {directory}: {error}") from error
 

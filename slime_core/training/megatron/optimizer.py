@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from typing import Any
 
@@ -92,6 +93,9 @@ class Optimizer:
 
     def load_state(self, state: dict[str, Any], steps: int) -> None:
         """Take over what a checkpoint has, and the place in the schedule."""
+        for part in self.megatron.chained_optimizers:
+            # torch's AdamW counts steps by parameter, which Megatron would look for among the saved moments
+            part._set_main_param_and_optimizer_states = functools.partial(_set_moments, part)
         self.megatron.load_state_dict(state)
         # Megatron gives all parameters one counter, which each of them would then raise at every update
         for part in self.megatron.chained_optimizers:
@@ -110,3 +114,10 @@ class Optimizer:
         for group in self.megatron.param_groups:
             group["lr"] = self.lr * group["lr_mult"]
             group["weight_decay"] = self._args.weight_decay * group["wd_mult"]
+
+
+def _set_moments(part: Any, parameter: torch.nn.Parameter, saved: dict[str, torch.Tensor]) -> None:
+    """Copy a parameter's master weight and moments from a checkpoint."""
+    for name, own in part._get_main_param_and_optimizer_states(parameter).items():
+        if name != "step":
+            own.copy_(saved[name])

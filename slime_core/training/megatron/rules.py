@@ -99,11 +99,10 @@ class Qkv:
     """Query, key and value, weights or biases: Megatron lays out one key-value group after the other, [q... k v]."""
 
     def shard(self, tensors: Tensors, rank: int, size: int, dims: Dimensions) -> torch.Tensor:
-        """The groups of this rank: [groups / size * (heads a group + 2) * head_dim, ...]."""
+        """[(heads + 2 groups) * head_dim / size, ...]; a group is cut where there are fewer than ranks."""
         groups = dims.num_kv_heads
         parts = [tensor.reshape(groups, -1, dims.head_dim, *tensor.shape[1:]) for tensor in tensors]
-        mixed = torch.cat(parts, 1).chunk(size)[rank]
-        return mixed.reshape(-1, *tensors[0].shape[1:])
+        return torch.cat(parts, 1).reshape(-1, *tensors[0].shape[1:]).chunk(size)[rank]
 
     def whole(self, shards: Tensors, dims: Dimensions) -> list[torch.Tensor]:
         """[query, key, value]."""

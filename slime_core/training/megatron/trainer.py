@@ -19,13 +19,13 @@ from slime_core.options import needs_reference
 from slime_core.plugins import load_plugins
 from slime_core.training.batch import TensorBatch, micro_batches
 from slime_core.training.megatron import checkpoint
-from slime_core.training.megatron.convert import load_weights, named_weights, stacked_experts
+from slime_core.training.megatron.convert import load_weights, named_weights, stacked_experts, weight_map
 from slime_core.training.megatron.hugging_face import save_hugging_face
 from slime_core.training.megatron.model import MegatronModel, Row, build_model
 from slime_core.training.megatron.optimizer import Optimizer, wrap
 from slime_core.training.megatron.ranks import MegatronRanks
+from slime_core.training.model_files import TRAINER
 from slime_core.training.round import MicroLoss, Round
-from slime_core.training.trainer import TRAINER
 from slime_core.types import FloatArray, IntArray, Shard
 
 
@@ -56,6 +56,7 @@ class MegatronTrainer:
         self._policy = self._load(args.model)
         self._reference = self._load(args.ref_model or args.model) if needs_reference(args) else None
         self._teacher = self._load(args.teacher_model) if args.teacher_model is not None else None
+        self._weight_map = weight_map(self._policy, self.ranks.world)
         wrap(args, self._policy)
         self.optimizer = Optimizer(args, self._policy)
         self._round = Round(args, self, self._plugins)
@@ -154,7 +155,7 @@ class MegatronTrainer:
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights for the engines, under Hugging Face names, gathered one parameter at a time; on every rank."""
         self._gather_parameters()
-        tensors = named_weights(self._policy, self.ranks.world, getattr(torch, dtype))
+        tensors = named_weights(self._policy, self._weight_map, getattr(torch, dtype))
         # the embedded engine is a transformers model; SGLang takes the names of published files
         return stacked_experts(tensors) if self._args.engine == "embedded" else tensors
 
@@ -189,16 +190,17 @@ class MegatronTrainer:
     def save(self, directory: Path) -> None:
         """Write the training state in Megatron's torch_dist format."""
         self._gather_parameters()
-        checkpoint.save(self._policy, self.optimizer, self._reference, self.ranks.world, directory / TRAINER)
+        renewed = self._reference if self._args.ref_update_interval is not None else None
+        checkpoint.save(self._policy, self.optimizer, renewed, self.ranks.world, directory / TRAINER)
 
     def saved(self, *, wait: bool) -> bool:
-        """Nothing is written beside the training."""
+        """It is: `save` returns when all is written."""
         return True
 
     def export(self, directory: Path) -> None:
-        """Write the model as transformers reads it; rank 0 does."""
+        """Write the policy as transformers reads it; rank 0 does, the others give it their parts."""
         self._gather_parameters()
-        weights = named_weights(self._policy, self.ranks.world, self._policy.config.params_dtype)
+        weights = named_weights(self._policy, self._weight_map, self._policy.config.params_dtype)
         save_hugging_face(weights, Path(self._args.model), directory, self.ranks.rank == 0)
 
     def load(self, directory: Path) -> None:

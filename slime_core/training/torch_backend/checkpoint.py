@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from slime_core.errors import CheckpointError
+from slime_core.training.model_files import TRAINER
 from slime_core.training.ranks import Ranks
-from slime_core.training.trainer import TRAINER
 
 Tensors = dict[str, torch.Tensor]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,22 +11,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from slime_core.errors import CheckpointError
+from slime_core.training.model_files import FILES_BESIDE, copy_files
 from slime_core.training.torch_backend.sharding import whole
 from slime_core.training.torch_backend.trainable import ADAPTER, adapted
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.tiktoken",
-    "chat_template*",
-    "*processor_config.json",
-    "spiece.model",
-    "sentencepiece*.model",
-)
-"""Patterns of what lies beside a model's weights and is copied as it is."""
 
 
 def named_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
@@ -77,15 +63,6 @@ def write_model(model: PreTrainedModel, dtype: torch.dtype, source: Path, target
     try:
         target.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(target, state_dict=weights)
-        copy_files(source, target, TOKENIZER_FILES)
+        copy_files(source, target, FILES_BESIDE)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the model cannot be written to {target}: {error}") from error
-
-
-def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
-    """Copy what lies beside a model's weights, but for what the target has."""
-    for pattern in patterns:
-        for path in source.glob(pattern):
-            copy = shutil.copytree if path.is_dir() else shutil.copy2
-            if not (target / path.name).exists():
-                copy(path, target / path.name)

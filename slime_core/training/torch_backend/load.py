@@ -56,6 +56,10 @@ def load_model(args: argparse.Namespace, device: torch.device, directory: str) -
     # FSDP2 computes with copies in the dtype of the computation
     dtype = torch.float32 if args.data_parallel == "fsdp2" else compute_dtype(args, device)
     model = from_pretrained(directory, dtype)
+    if takes_images(model.config) and args.data_parallel == "fsdp2":
+        raise OptionError(
+            f"{directory} takes images, which every rank would need to have at once; use --data-parallel replicated."
+        )
     # dropout would give one token several probabilities, so the model stays in evaluation mode
     model.eval()
     if args.recompute_activations:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from slime_core.errors import SlimeError
@@ -49,11 +48,6 @@ class Policy:
         """The transformers model."""
         return self.entry.model
 
-    @property
-    def sharded(self) -> bool:
-        """Whether its parameters are cut up, so that every rank must compute as often as the others."""
-        return isinstance(self.entry, FSDPModule)
-
     def logprobs(self, batch: TensorBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of each response token and the entropy where it was chosen: two float32 [R], in nats.
 
@@ -68,7 +62,8 @@ class Policy:
         unpredictable = unpredictable_tokens(batch, first)
         # an unpredictable first token borrows its own place, and is set to 0 below
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
-        logprobs, entropy = run(self.entry, self._at, self._inputs(batch), lengths, place, batch.tokens[response])
+        chosen = batch.tokens[response]
+        logprobs, entropy = run(self.entry, self._at, batch.tokens, lengths, place, chosen, self._images(batch))
         if unpredictable is None:
             return logprobs, entropy
         zero = torch.zeros_like(logprobs)
@@ -82,19 +77,31 @@ class Policy:
         lengths = batch.host.lengths
         at, first = predicting(lengths, batch.host.response_lengths)
         place = torch.from_numpy(np.where(first, at + 1, at)).to(self.device)
-        return self._states_at(self._inputs(batch), lengths, place)
+        return self._states_at(batch.tokens, lengths, place, self._images(batch))
+
+    def _images(self, batch: TensorBatch) -> Inputs:
+        """The forward's arguments for the images of the samples.
+
+        Raises:
+            SlimeError: when the model takes none.
+        """
+        if not has_images(batch.host):
+            return {}
+        if not takes_images(self.model.config):
+            raise SlimeError(
+                f"the samples have images, but a {type(self.model).__name__} takes none; name another model."
+            )
+        return image_inputs(batch.host, self.device)
 
     def idle_states(self) -> torch.Tensor:
         """States [1, H] of a made-up prompt, for a rank that has nothing to compute while others have."""
         ids = torch.zeros(IDLE_TOKENS, dtype=torch.int64, device=self.device)
-        lengths = np.array([IDLE_TOKENS], np.int64)
-        return self._states_at(self._token_inputs(ids, lengths), lengths, ids[:1])
+        return self._states_at(ids, np.array([IDLE_TOKENS], np.int64), ids[:1])
 
     def idle(self) -> torch.Tensor:
         """0, from a made-up prompt, with gradients of 0: for a rank that has nothing to compute while others have."""
         ids = torch.zeros(IDLE_TOKENS, dtype=torch.int64, device=self.device)
-        lengths = np.array([IDLE_TOKENS], np.int64)
-        logprobs, _ = run(self.entry, self._at, self._token_inputs(ids, lengths), lengths, ids[:1], ids[1:])
+        logprobs, _ = run(self.entry, self._at, ids, np.array([IDLE_TOKENS], np.int64), ids[:1], ids[1:])
         return 0.0 * logprobs.sum()
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -103,55 +110,47 @@ class Policy:
         place = torch.arange(len(tokens) - 1, device=self.device)
         plain = replace(self, temperature=1.0)
         with torch.no_grad():
-            lengths = np.array([len(tokens)], np.int64)
-            logprobs, _ = run(self.entry, plain._at, self._token_inputs(ids, lengths), lengths, place, ids[1:])
+            logprobs, _ = run(self.entry, plain._at, ids, np.array([len(tokens)], np.int64), place, ids[1:])
         return logprobs
 
-    def _inputs(self, batch: TensorBatch) -> Inputs:
-        """The forward's arguments.
-
-        Raises:
-            SlimeError: when samples bring images and the model takes none.
-        """
-        if has_images(batch.host) and not takes_images(self.model.config):
-            raise SlimeError(
-                f"the samples have images, but a {type(self.model).__name__} takes none; name another model."
-            )
-        inputs = self._token_inputs(batch.tokens, batch.host.lengths)
-        return inputs if self.packs else {**inputs, **image_inputs(batch.host, self.device)}
-
-    def _token_inputs(self, tokens: torch.Tensor, lengths: IntArray) -> Inputs:
-        return packed_inputs(tokens, lengths) if self.packs else padded_inputs(tokens, lengths)
-
     def _at(
-        self, inputs: Inputs, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
+        self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor, *images: Inputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of targets [R] predicted at these places [R] of the packed tokens [T]."""
-        logprobs, entropy = self._views_at(inputs, lengths, place, targets)
+        logprobs, entropy = self._views_at(tokens, lengths, place, targets, *images)
         # FSDP2 would lose its hook on a view that a loss changes in place
         return logprobs.clone(), entropy.clone()
 
     def _views_at(
-        self, inputs: Inputs, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor
+        self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor, *images: Inputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.splits_head:
-            hidden = self._states_at(inputs, lengths, place)
+            hidden = self._states_at(tokens, lengths, place, *images)
             head = self.model.get_output_embeddings()
             vocab = self.model.config.get_text_config().vocab_size
             return head_logprobs(hidden, head, targets, self.temperature, vocab_size=vocab)
+        inputs, place = self._laid_out(tokens, lengths, place, *images)
         if self.packs and "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             logits = logits_of(self.model, {**inputs, "logits_to_keep": place})[0]
         else:
-            logits = logits_of(self.model, inputs).flatten(0, 1).index_select(0, self._laid_out(lengths, place))
+            logits = logits_of(self.model, inputs).flatten(0, 1).index_select(0, place)
         return token_logprobs(logits, targets, self.temperature)
 
-    def _states_at(self, inputs: Inputs, lengths: IntArray, place: torch.Tensor) -> torch.Tensor:
+    def _states_at(self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, *images: Inputs) -> torch.Tensor:
         """Last hidden states [R, H] at these places [R] of the packed tokens [T]."""
-        return hidden_of(self.model, inputs).flatten(0, 1).index_select(0, self._laid_out(lengths, place))
+        inputs, place = self._laid_out(tokens, lengths, place, *images)
+        return hidden_of(self.model, inputs).flatten(0, 1).index_select(0, place)
 
-    def _laid_out(self, lengths: IntArray, place: torch.Tensor) -> torch.Tensor:
-        """Where these places are in the flattened output."""
-        return place if self.packs else padded_places(lengths, self.device)[place]
+    def _laid_out(
+        self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, *images: Inputs
+    ) -> tuple[Inputs, torch.Tensor]:
+        """The forward's arguments, and where these places are in its flattened output."""
+        if self.packs:
+            return packed_inputs(tokens, lengths), place
+        inputs = padded_inputs(tokens, lengths)
+        for some in images:
+            inputs |= some
+        return inputs, padded_places(lengths, self.device)[place]
 
 
 def packed_inputs(tokens: torch.Tensor, lengths: IntArray) -> Inputs:

@@ -70,14 +70,9 @@ def run(root: nn.Module, *inputs: Any) -> Any:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of the language model, in order; an outer one hides those within it.
-
-    Those of a vision tower are left out: it computes only where a micro-batch has images, on some ranks and not others.
-    """
+    """The model's repeated blocks, in order; an outer one hides those within it."""
     found: list[nn.Module] = []
-    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    vision = tuple({type(part.config.vision_config) for part in models if hasattr(part.config, "vision_config")})
-    hidden = {id(module) for part in models if isinstance(part.config, vision) for module in part.modules()}
+    hidden: set[int] = set()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer) and id(module) not in hidden:
             found.append(module)

@@ -17,9 +17,7 @@ from transformers import Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config, Qwen
 
 from training.conftest import TINY, random_samples, save_model
 from training.megatron import reference
-
-ROUNDS, NUM_SAMPLES, PROMPT = 4, 12, list(range(1, 12))
-"""Of every case; the worker's prompt is the same."""
+from training.megatron.cases import NUM_SAMPLES, PROMPT, ROUNDS, quick_cases
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 
@@ -71,16 +69,9 @@ def run_ranks(directory: Path, size: int, cases: Sequence[dict[str, Any]], timeo
     return Ranks(directory, size)
 
 
-TP2 = ["--tensor-model-parallel-size", "2"]
-PP2 = ["--pipeline-model-parallel-size", "2"]
-EP2 = ["--expert-model-parallel-size", "2"]
-SP = ["--sequence-parallel"]
-OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
-
-
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of every family; 259 tokens, so that two ranks need a padded vocabulary."""
+    """A tiny model of every family. Its 259 tokens are no multiple of two ranks."""
     tiny = {**TINY, "vocab_size": 259, "attention_bias": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
     stretched = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -89,6 +80,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     configs = {
         "qwen2": Qwen2Config(**without_head_dim, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**tiny, tie_word_embeddings=True),
+        "one_kv_head": Qwen3Config(**{**tiny, "num_key_value_heads": 1}, tie_word_embeddings=True),
         "qwen3_moe": Qwen3MoeConfig(**tiny, **experts, tie_word_embeddings=False),
         "llama": LlamaConfig(**tiny, tie_word_embeddings=False, rope_parameters=stretched),
         "glm4": Glm4Config(**{**tiny, "attention_bias": True}, tie_word_embeddings=False),
@@ -110,12 +102,12 @@ def expected(models: dict[str, Path]) -> Callable[[str], reference.Trained]:
 
 
 @pytest.fixture(scope="session")
-def case_of(models: dict[str, Path]) -> Callable[..., dict[str, Any]]:
-    """A case of a job: a model, flags, and what else the worker should know."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the case `saved` writes."""
+    return tmp_path_factory.mktemp("checkpoints") / "saved"
 
-    def make(name: str, family: str, *flags: str, **more: Any) -> dict[str, Any]:
-        words = ["--model", str(models[family]), "--train-backend", "megatron", "--max-tokens-per-gpu", "60"]
-        words += ["--num-trainers", str(more.pop("size", 2)), *more.pop("objective", reference.FLAGS), *flags]
-        return {"name": name, "flags": words, "rounds": ROUNDS, "num_samples": NUM_SAMPLES, **more}
 
-    return make
+@pytest.fixture(scope="session")
+def two_ranks(models: dict[str, Path], checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What the quick cases left behind."""
+    return run_ranks(tmp_path_factory.mktemp("two") / "job", 2, quick_cases(models, checkpoint), timeout_s=170)

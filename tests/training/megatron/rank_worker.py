@@ -98,6 +98,13 @@ def train_and_save(trainer: MegatronTrainer, case: dict[str, Any], out: Path) ->
     return go_on(trainer, case, out)
 
 
+def save_load_train(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Save before the first update, load that, train."""
+    trainer.save(Path(case["checkpoint"]))
+    trainer.load(Path(case["checkpoint"]))
+    return {"metrics": rounds(trainer, case)}
+
+
 def load_and_train(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
     """Resume from a checkpoint, note the weights, and go on for a round."""
     trainer.load(Path(case["checkpoint"]))
@@ -141,6 +148,7 @@ ACTIONS = {
     "train": train,
     "train_and_save": train_and_save,
     "load_and_train": load_and_train,
+    "save_load_train": save_load_train,
     "vocab_loss": vocab_loss,
 }
 

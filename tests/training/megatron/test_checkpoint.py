@@ -8,22 +8,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from training.megatron.conftest import OVERLAP, PP2, TP2, run_ranks
-
-LAYOUTS = {"tp2": TP2, "pp2": PP2, "dp2": OVERLAP}
-
-
-@pytest.fixture(scope="module")
-def resumed(case_of, models, tmp_path_factory):
-    root = tmp_path_factory.mktemp("resumed")
-    kept = {"checkpoint": str(root / "checkpoint")}
-    other = case_of("other", "llama", *TP2, do="load_and_train", fails=True, **kept)
-    cases = [
-        case_of("saved", "qwen3", *TP2, do="train_and_save", **kept),
-        *(case_of(name, "qwen3", *flags, do="load_and_train", **kept) for name, flags in LAYOUTS.items()),
-        other,
-    ]
-    return run_ranks(root / "job", 2, cases), root / "checkpoint"
+from training.megatron.cases import RESUMED
 
 
 def both(ranks, name):
@@ -32,38 +17,40 @@ def both(ranks, name):
     return load_file(after.with_name(f"{name}_rank0_before.safetensors")), load_file(after)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_checkpoint_is_loaded_in_any_layout_and_the_run_goes_on(name, resumed):
-    ranks, _ = resumed
-    saved, unbroken = both(ranks, "saved")
-    loaded, after = both(ranks, name)
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_checkpoint_is_loaded_in_any_layout_and_the_run_goes_on(name, two_ranks):
+    saved, unbroken = both(two_ranks, "saved")
+    loaded, after = both(two_ranks, name)
     assert all(torch.equal(loaded[key], saved[key]) for key in saved)
     # moments or counters that were not restored would show in the next step
     for key, value in unbroken.items():
         assert_close(after[key], value, rtol=0, atol=1e-6)
-    mine, theirs = (ranks.found(case)["metrics"][0]["train/grad_norm"] for case in (name, "saved"))
+    mine, theirs = (two_ranks.found(case)["metrics"][0]["train/grad_norm"] for case in (name, "saved"))
     assert mine == pytest.approx(theirs, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["saved", *LAYOUTS])
-def test_every_parameter_counts_its_own_steps(name, resumed):
+@pytest.mark.parametrize("name", ["saved", *RESUMED])
+def test_every_parameter_counts_its_own_steps(name, two_ranks):
     # Megatron without Transformer-Engine gives all one counter: 35 steps after two updates of 34 parameters
-    ranks, _ = resumed
     for rank in range(2):
-        assert ranks.found(name, rank)["optimizer_steps"] == [5.0]
+        assert two_ranks.found(name, rank)["optimizer_steps"] == [5.0]
 
 
-def test_transformers_reads_the_model_of_a_checkpoint(resumed):
-    ranks, checkpoint = resumed
+def test_transformers_reads_the_model_of_a_checkpoint(two_ranks, checkpoint):
     model = AutoModelForCausalLM.from_pretrained(checkpoint / "model", dtype=torch.float32)
-    saved, _ = both(ranks, "saved")
+    saved, _ = both(two_ranks, "saved")
     own = model.state_dict()
     assert all(torch.equal(own[key], value) for key, value in saved.items())
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(resumed):
-    ranks, _ = resumed
+def test_a_checkpoint_of_another_architecture_is_refused(two_ranks):
     for rank in range(2):
-        error = ranks.found("other", rank)["error"]
+        error = two_ranks.found("other_model", rank)["error"]
         assert error.startswith("CheckpointError")
         assert "model_type qwen3 for llama" in error
+
+
+def test_a_checkpoint_before_the_first_update_is_loaded(two_ranks, expected):
+    # there are no moments yet, which Megatron would not find
+    found = two_ranks.found("fresh")
+    assert [m["train/grad_norm"] for m in found["metrics"]] == pytest.approx(expected("qwen3").grad_norms, abs=1e-5)

@@ -10,7 +10,7 @@ from slime_core.cluster.placement import data_parallel_ranks
 from slime_core.errors import OptionError
 from slime_core.options import parse
 from slime_core.training.megatron.config import check_backend
-from training.megatron.conftest import EP2, PP2, SP, TP2
+from training.megatron.cases import EP2, PP2, SP, TP2
 
 
 def options(model, *flags):
@@ -22,14 +22,13 @@ def options(model, *flags):
     [
         (
             "qwen3",
-            ["--tensor-model-parallel-size", "4", "--num-trainers", "4"],
-            "does not divide the 2 key-value heads",
+            ["--tensor-model-parallel-size", "3", "--num-trainers", "3"],
+            "3 does not divide the 4 attention heads",
         ),
         ("qwen3", ["--pipeline-model-parallel-size", "3", "--num-trainers", "3"], "3 does not divide the 2 layers"),
         ("qwen3", [*EP2, "--num-trainers", "2"], "is for models with experts"),
         ("qwen3_moe", ["--expert-model-parallel-size", "3", "--num-trainers", "3"], "3 does not divide the 4 experts"),
         ("qwen3_moe", [*TP2, "--num-trainers", "2"], "only with --sequence-parallel"),
-        ("qwen3", ["--context-parallel-size", "2", "--num-trainers", "2"], "needs Transformer-Engine"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_model(family, flags, message, models):
@@ -42,8 +41,10 @@ def test_a_layout_that_does_not_fit_the_model(family, flags, message, models):
     [
         ([*TP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the model"),
         ([*EP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the experts"),
+        (["--context-parallel-size", "2", "--num-trainers", "2"], "needs Transformer-Engine's attention"),
         (SP, "--sequence-parallel needs --tensor-model-parallel-size"),
         (["--overlap-param-gather"], "needs --overlap-grad-reduce"),
+        (["--multimodal-keys", "image=images"], "Megatron trains on text"),
         (["--optimizer", "muon"], "Megatron trains with adamw"),
         (["--critic", "--advantage-estimator", "ppo"], "--critic trains with --train-backend torch only"),
     ],

@@ -6,19 +6,9 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from training.megatron.conftest import EP2, OVERLAP, PP2, SP, TP2, run_ranks
+from training.megatron.cases import EP2, OVERLAP, PARITY, PP2, RECOMPUTE, SP, TP2, case
+from training.megatron.conftest import run_ranks
 
-RECOMPUTE = ["--recompute-num-layers", "1"]
-
-TWO_RANKS = {
-    "tp2": ("qwen3", TP2),
-    "tp2_sp_recompute": ("llama", [*TP2, *SP, *RECOMPUTE]),
-    "pp2_tied": ("qwen2", PP2),
-    "dp2_overlap": ("qwen3", OVERLAP),
-    "ep2": ("qwen3_moe", EP2),
-    "glm4_tp2_sp": ("glm4", [*TP2, *SP]),
-    "uneven": ("qwen3_moe", EP2),
-}
 MORE_OF_TWO_RANKS = {
     "one_tp2_sp": ("qwen3", [*TP2, *SP]),
     "pp2_untied": ("llama", PP2),
@@ -62,27 +52,20 @@ def check_parity(ranks, name, wanted):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(case_of, tmp_path_factory):
-    cases = [case_of(name, family, *flags) for name, (family, flags) in TWO_RANKS.items()]
-    cases[-1]["only_first_has_samples"] = True
-    return run_ranks(tmp_path_factory.mktemp("two") / "job", 2, cases)
-
-
-@pytest.fixture(scope="module")
-def more_of_two_ranks(case_of, tmp_path_factory):
-    cases = [case_of(name, family, *flags) for name, (family, flags) in MORE_OF_TWO_RANKS.items()]
+def more_of_two_ranks(models, tmp_path_factory):
+    cases = [case(models, name, family, *flags) for name, (family, flags) in MORE_OF_TWO_RANKS.items()]
     return run_ranks(tmp_path_factory.mktemp("more") / "job", 2, cases, timeout_s=600)
 
 
 @pytest.fixture(scope="module")
-def four_ranks(case_of, tmp_path_factory):
-    cases = [case_of(name, family, *flags, size=4) for name, (family, flags) in FOUR_RANKS.items()]
+def four_ranks(models, tmp_path_factory):
+    cases = [case(models, name, family, *flags, size=4) for name, (family, flags) in FOUR_RANKS.items()]
     return run_ranks(tmp_path_factory.mktemp("four") / "job", 4, cases, timeout_s=900)
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
+@pytest.mark.parametrize("name", PARITY)
 def test_two_ranks(name, two_ranks, expected):
-    check_parity(two_ranks, name, expected(TWO_RANKS[name][0]))
+    check_parity(two_ranks, name, expected(PARITY[name][0]))
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,15 +11,24 @@ from hypothesis import strategies as st
 
 from slime_core.errors import OptionError
 from slime_core.training.megatron.families.registry import find_family
-from slime_core.training.megatron.rules import Dimensions, GateUp, Qkv, Replicated, Split, Vocabulary, padded_vocab
+from slime_core.training.megatron.rules import (
+    Dimensions,
+    Family,
+    GateUp,
+    Qkv,
+    Replicated,
+    Split,
+    Vocabulary,
+    padded_vocab,
+)
 
 FAMILIES = ("glm4", "llama", "qwen2", "qwen3", "qwen3_moe")
 
 
-@given(size=st.sampled_from([1, 2, 4]), groups=st.integers(1, 3), per_group=st.integers(1, 3), data=st.data())
+@given(size=st.sampled_from([1, 2, 4]), groups=st.integers(1, 5), per_group=st.integers(1, 3), data=st.data())
 def test_what_is_cut_is_joined_again(size, groups, per_group, data):
     vocab = data.draw(st.integers(size, 40))
-    dims = Dimensions(size * groups * per_group, size * groups, 6, vocab)
+    dims = Dimensions(size * groups * per_group, groups, 8, vocab)
     hidden, ffn = 8 * size, 4 * size
     queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     shapes = {
@@ -69,3 +80,16 @@ def test_every_parameter_of_a_family_has_one_rule(name):
 def test_a_family_without_rules_is_named_with_those_there_are():
     with pytest.raises(OptionError, match="no rules for models of type 'mamba'; there are glm4, llama, qwen2"):
         find_family("mamba")
+
+
+def test_the_family_of_the_documentation_is_one():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "megatron.md").read_text()
+    example = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
+    exec(compile(example, "docs/megatron.md", "exec"), names)
+    family = names["family"]
+    assert isinstance(family, Family)
+    name = "decoder.layers.7.self_attention.q_layernorm.weight"
+    assert [rule.hugging_face for rule in family.rules if rule.match(name)] == [
+        ("model.layers.{layer}.self_attn.q_norm.weight",)
+    ]

@@ -1,0 +1,92 @@
+"""What two gloo ranks do in the quick tier, all in one job: starting processes costs more than the cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from training.megatron import reference
+
+ROUNDS, NUM_SAMPLES, PROMPT = 4, 12, list(range(1, 12))
+"""Of every case; the worker's prompt is the same."""
+
+TP2 = ["--tensor-model-parallel-size", "2"]
+PP2 = ["--pipeline-model-parallel-size", "2"]
+EP2 = ["--expert-model-parallel-size", "2"]
+SP = ["--sequence-parallel"]
+OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
+RECOMPUTE = ["--recompute-num-layers", "1"]
+
+PARITY = {
+    "tp2": ("qwen3", TP2),
+    "tp2_sp_recompute": ("llama", [*TP2, *SP, *RECOMPUTE]),
+    "tp2_sp_one_kv_head": ("one_kv_head", [*TP2, *SP]),
+    "pp2_tied": ("qwen2", PP2),
+    "dp2_overlap": ("qwen3", OVERLAP),
+    "ep2": ("qwen3_moe", EP2),
+    "glm4_tp2_sp": ("glm4", [*TP2, *SP]),
+    "uneven": ("qwen3_moe", EP2),
+}
+"""Case -> family and layout; all samples of `uneven` are on one rank."""
+
+TORCH_TOO = ["--lr", "1e-3", "--adam-eps", "1e-4", "--num-steps-per-rollout", "2", "--temperature", "0.7"]
+OBJECTIVES = {
+    "grpo_kl": (TP2, ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", "--loss-aggregation", "sequence"]),
+    "entropy": (TP2, ["--entropy-coef", "0.01", "--policy-loss", "cispo"]),
+    "corrected": (PP2, ["--kl-coef", "0.1", "--importance-correction", "tis", "--advantage-estimator", "rloo"]),
+    "gspo": ([], ["--policy-loss", "gspo", "--use-rollout-logprobs", "--loss-aggregation", "rollout"]),
+    "distilled": (PP2, ["--advantage-estimator", "opd", "--teacher-model", "LLAMA", "--whiten-advantages"]),
+}
+"""Case -> layout, and flags that the torch backend gets too."""
+
+RENEWED = ["--kl-loss-coef", "0.1", "--ref-update-interval", "2"]
+RESUMED = {"resumed_tp2": TP2, "resumed_pp2": PP2, "resumed_dp2": OVERLAP}
+
+VOCAB, LOGIT_ROWS = 11, 7
+"""Of the case `vocab_loss`: two ranks with six columns each, the last of them padding."""
+
+
+def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any]]:
+    """All of them, in order."""
+    kept = {"checkpoint": str(checkpoint)}
+    return [
+        *(case(models, name, family, *flags) for name, (family, flags) in PARITY.items() if name != "uneven"),
+        case(models, "uneven", *flat(PARITY["uneven"]), only_first_has_samples=True),
+        *(
+            case(models, name, "qwen3", *layout, objective=objective_flags(models, name), steps=2)
+            for name, (layout, _) in OBJECTIVES.items()
+        ),
+        case(models, "saved", "qwen3", *TP2, *RENEWED, do="train_and_save", **kept),
+        *(
+            case(models, name, "qwen3", *flags, *RENEWED, do="load_and_train", **kept)
+            for name, flags in RESUMED.items()
+        ),
+        case(models, "other_model", "llama", *TP2, do="load_and_train", fails=True, **kept),
+        case(models, "fresh", "qwen3", *TP2, do="save_load_train", checkpoint=f"{checkpoint}_fresh"),
+        case(models, "vocab_loss", "qwen3", *TP2, do="vocab_loss", vocab=VOCAB, num_rows=LOGIT_ROWS),
+    ]
+
+
+def flat(chosen: tuple[str, list[str]]) -> list[str]:
+    """Family and flags in one list."""
+    return [chosen[0], *chosen[1]]
+
+
+def objective_flags(models: dict[str, Path], name: str) -> list[str]:
+    """What both backends get."""
+    return [*TORCH_TOO, *(str(models["llama"]) if word == "LLAMA" else word for word in OBJECTIVES[name][1])]
+
+
+def case(
+    models: dict[str, Path],
+    name: str,
+    family: str,
+    *flags: str,
+    size: int = 2,
+    objective: list[str] = reference.FLAGS,
+    **more: Any,
+) -> dict[str, Any]:
+    """A case of a job: a model, flags, and what else the worker should know."""
+    words = ["--model", str(models[family]), "--train-backend", "megatron", "--num-trainers", str(size)]
+    words += ["--max-tokens-per-gpu", "60", *objective, *flags]
+    return {"name": name, "flags": words, "rounds": ROUNDS, "num_samples": NUM_SAMPLES, **more}
