@@ -1571,12 +1571,26 @@ def _validate_offload(args: argparse.Namespace) -> None:
         raise OptionError(f"--offload-engines does not go with {found}; drop one of them.")
 
 
+TORCH_FLAGS = (
+    "data_parallel",
+    "cpu_offload",
+    "recompute_activations",
+    "only_train_params",
+    "freeze_params",
+    "lora_rank",
+    "async_save",
+)
+
+
 def _validate_backend(args: argparse.Namespace) -> None:
     if args.train_backend != "megatron":
         for name, default in MEGATRON_DEFAULTS.items():
             if getattr(args, name) != default:
                 raise OptionError(f"--{name.replace('_', '-')} is for Megatron; add --train-backend megatron.")
         return
+    for name in TORCH_FLAGS:
+        if getattr(args, name) not in (None, False, [], "replicated"):
+            raise OptionError(f"--{name.replace('_', '-')} is for --train-backend torch.")
     if args.critic:
         raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
     if args.optimizer != "adamw":

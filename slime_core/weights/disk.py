@@ -68,7 +68,8 @@ class DiskTransport:
             directory.mkdir(parents=True, exist_ok=True)
             if self._stays:
                 self._file = self._file or SafetensorsFile(directory / FILE)
-                self._file.write(list(update.tensors()), metadata)
+                # off the GPU one by one, for a sharded model has room there for a few whole tensors only
+                self._file.write([(name, tensor.cpu()) for name, tensor in update.tensors()], metadata)
             else:
                 save_file({name: tensor.to("cpu") for name, tensor in update.tensors()}, directory / FILE, metadata)
         except (OSError, SafetensorError) as error:

@@ -20,9 +20,21 @@ TINY = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_resumed_run_goes_on_bitwise(optimizer, make_trainer, samples, shard_of, tmp_path):
-    flags = ("--optimizer", optimizer, "--lr-schedule", "cosine", "--lr-warmup-steps", "2", "--num-rollout", "8")
+def test_a_resumed_run_goes_on_bitwise(optimizer, dtype, make_trainer, samples, shard_of, tmp_path):
+    flags = (
+        "--optimizer",
+        optimizer,
+        "--dtype",
+        dtype,
+        "--lr-schedule",
+        "cosine",
+        "--lr-warmup-steps",
+        "2",
+        "--num-rollout",
+        "8",
+    )
     rounds = [shard_of(samples(8, seed=seed), step_ends=[4, 8]) for seed in range(4)]
     unbroken = make_trainer(*flags, "--num-steps-per-rollout", "2")
     for step in (0, 1):
@@ -35,6 +47,38 @@ def test_a_resumed_run_goes_on_bitwise(optimizer, make_trainer, samples, shard_o
         kept = [name for name in left if name.startswith("train/")]
         assert {name: left[name] for name in kept} == {name: right[name] for name in kept}
     assert model_checksums(unbroken.weights("float32")) == model_checksums(resumed.weights("float32"))
+
+
+def test_a_save_beside_training_has_the_state_of_its_beginning(make_trainer, samples, shard_of, tmp_path):
+    rounds = [shard_of(samples(8, seed=seed)) for seed in range(2)]
+    trainer = make_trainer("--async-save")
+    trainer.train(0, rounds[0])
+    trainer.save(tmp_path / "checkpoint")
+    trainer.train(1, rounds[1])
+    assert trainer.saved(wait=True)
+    resumed = make_trainer()
+    resumed.load(tmp_path / "checkpoint")
+    resumed.train(1, rounds[1])
+    assert model_checksums(trainer.weights("float32")) == model_checksums(resumed.weights("float32"))
+
+
+@pytest.mark.parametrize("flags", [(), ("--async-save",)], ids=["at_once", "beside"])
+def test_a_place_that_cannot_be_written_is_named(flags, make_trainer, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "trainer").write_text("a file where a directory must be")
+    trainer = make_trainer(*flags)
+    with pytest.raises(CheckpointError, match=str(tmp_path / "checkpoint")):
+        trainer.save(tmp_path / "checkpoint")
+        trainer.saved(wait=True)
+
+
+def test_a_file_cut_short_is_refused(make_trainer, tmp_path):
+    trainer = make_trainer()
+    trainer.save(tmp_path)
+    (path,) = (tmp_path / "trainer").iterdir()
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=str(tmp_path / "trainer")):
+        trainer.load(tmp_path)
 
 
 def test_a_saved_model_is_one_that_transformers_loads(make_trainer, samples, shard_of, tmp_path):

@@ -95,7 +95,9 @@ def test_four_steps_of_two_ranks_are_those_of_one(train):
     assert_trained_alike(train("ONE"), train("TWO"))
 
 
-@pytest.mark.parametrize("chosen", [(), EVERYTHING], ids=["grpo", "critic_and_reference"])
+@pytest.mark.parametrize(
+    "chosen", [(), pytest.param(EVERYTHING, marks=pytest.mark.slow)], ids=["grpo", "critic_and_reference"]
+)
 def test_four_steps_of_fsdp2_are_those_of_replication(chosen, train):
     replicated, sharded = train("TWO", *chosen), train("TWO", *chosen, *FSDP2)
     assert_trained_alike(replicated, sharded)
@@ -108,7 +110,11 @@ def test_micro_batches_of_one_sample_train_what_packed_ones_do(train):
     assert_trained_alike(train("TWO", *FSDP2), train("TWO", *FSDP2, "--max-tokens-per-gpu", "1"))
 
 
-@pytest.mark.parametrize("chosen", [(), FSDP2, (*FSDP2, *EVERYTHING)], ids=["replicated", "fsdp2", "everything"])
+@pytest.mark.parametrize(
+    "chosen",
+    [(), FSDP2, pytest.param((*FSDP2, *EVERYTHING), marks=pytest.mark.slow)],
+    ids=["replicated", "fsdp2", "fsdp2_critic_and_reference"],
+)
 def test_a_run_resumed_on_the_same_ranks_goes_on_bitwise(chosen, train):
     first = train("TWO", *chosen, last=1)
     resumed = train("TWO", *chosen, first=1, load=first / "checkpoint")
@@ -119,7 +125,11 @@ def test_a_run_resumed_on_the_same_ranks_goes_on_bitwise(chosen, train):
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(("TWO", *FSDP2), ("ONE",)), (("ONE",), ("TWO", *FSDP2)), (("TWO",), ("ONE", *FSDP2))],
+    [
+        (("TWO", *FSDP2), ("ONE",)),
+        (("ONE",), ("TWO", *FSDP2)),
+        pytest.param(("TWO",), ("ONE", *FSDP2), marks=pytest.mark.slow),
+    ],
     ids=["fsdp2_to_one", "one_to_fsdp2", "replicated_to_one_fsdp2"],
 )
 def test_a_run_is_resumed_on_another_number_of_ranks(before, after, train):

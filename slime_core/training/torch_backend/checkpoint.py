@@ -33,6 +33,7 @@ class StateWriter:
         # the writing thread's messages must not get between those of the training
         self._group: Any = dist.new_group(backend="gloo") if ranks.grouped else None
         self._writing: Future[Any] | None = None
+        self._directory = Path()
 
     def save(self, tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
         """Write tensors to `directory/trainer`; each rank gives its own, and the parts that it has of sharded ones.
@@ -43,6 +44,7 @@ class StateWriter:
             CheckpointError: when they, or those of the last call, cannot be written.
         """
         self.finish()
+        self._directory = directory
         target = directory / TRAINER
         writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
         how: dict[str, Any] = {"storage_writer": writer, "process_group": self._group, "no_dist": self._group is None}
@@ -77,7 +79,7 @@ class StateWriter:
         """
         writing, self._writing = self._writing, None
         if writing is not None:
-            _named(None, writing.result)
+            _named(self._directory, writing.result)
 
 
 def load(tensors: Tensors, directory: Path, ranks: Ranks) -> None:
@@ -114,11 +116,13 @@ def saved_shapes(directory: Path) -> dict[str, torch.Size]:
     return {name: meta.size for name, meta in found.items() if isinstance(meta, TensorStorageMetadata)}
 
 
-def _named(directory: Path | None, act: Callable[[], Any]) -> None:
+def _named(directory: Path, act: Callable[[], Any]) -> None:
     """Do it; its failures tell where."""
     try:
         act()
     except (OSError, SafetensorError, CheckpointException) as error:
-        causes = [str(failure[0]) for failure in error.failures.values()] if hasattr(error, "failures") else []
-        where = "the checkpoint" if directory is None else f"the checkpoint {directory}"
-        raise CheckpointError(f"{where} cannot be written or read: {'; '.join(causes) or error}") from error
+        failures = error.failures.values() if isinstance(error, CheckpointException) else []
+        causes = [str(cause) for cause, _ in failures]
+        raise CheckpointError(
+            f"the checkpoint {directory} cannot be written or read: {'; '.join(causes) or error}"
+        ) from error

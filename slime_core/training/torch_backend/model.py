@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from slime_core.errors import SlimeError
@@ -48,11 +47,6 @@ class Policy:
     def model(self) -> PreTrainedModel:
         """The transformers model."""
         return self.entry.model
-
-    @property
-    def sharded(self) -> bool:
-        """Whether its parameters are cut up, so that every rank must compute as often as the others."""
-        return isinstance(self.entry, FSDPModule)
 
     def logprobs(self, batch: TensorBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of each response token and the entropy where it was chosen: two float32 [R], in nats.
