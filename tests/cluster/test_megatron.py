@@ -20,11 +20,12 @@ def check_agreement(rows):
         assert row["weights/logprob_abs_diff"] < 1e-4
 
 
+@pytest.mark.timeout(420)
 def test_a_run_at_tp2_is_resumed_at_pp2(start_run, read_rows):
-    code, output = start_run(*MEGATRON, *TP2, "--num-trainers", "2", "--num-rollout", "2").finish()
+    code, output = start_run(*MEGATRON, *TP2, "--num-trainers", "2", "--num-rollout", "2").finish(timeout_s=200)
     assert code == 0, output
     again = start_run("--resume", "run", "--num-rollout", "4", "--tensor-model-parallel-size", "1", *PP2)
-    code, output = again.finish()
+    code, output = again.finish(timeout_s=200)
     assert code == 0, output
     again.assert_nothing_left()
     assert [row["step"] for row in rounds(read_rows())] == [0, 1, 2, 3]

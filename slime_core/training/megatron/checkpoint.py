@@ -7,6 +7,7 @@ from typing import Any
 
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 
 from slime_core.errors import CheckpointError
 from slime_core.training.megatron.model import MegatronModel
@@ -108,7 +109,9 @@ def _state(
         "steps": 0 if optimizer is None else optimizer.steps,
     }
     if reference is not None:
-        state["reference"] = reference.policy.sharded_state_dict(prefix="reference.")
+        renewed = reference.policy.sharded_state_dict()
+        add_prefix_for_sharding(renewed, "reference.")
+        state["reference"] = renewed
     if optimizer is not None:
         state["optimizer"] = optimizer.megatron.sharded_state_dict(own, is_loading=is_loading, metadata=SHARDING)
     return state
