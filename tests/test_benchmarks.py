@@ -32,9 +32,9 @@ def turns():
         "benchmarks.grading",
         "benchmarks.weights",
         "benchmarks.multi_turn",
+        "benchmarks.gateway",
         "benchmarks.overlap",
         "benchmarks.loss_memory",
-        "benchmarks.multi_turn",
         "benchmarks.backends",
     ],
 )

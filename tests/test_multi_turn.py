@@ -47,7 +47,8 @@ async def shout(turn) -> str | None:
 # --- exactness under interruptions ------------------------------------------------------------------------------------
 def next_character(seed: int, text: str) -> str:
     """What the model of these tests writes behind a text: often pieces of the stop string, sometimes its end token."""
-    return "aabb;;xy."[zlib.crc32(f"{seed} {text}".encode()) % 9]
+    likely = {"a": "bbbx", "b": ";;;y"}.get(text[-1], "aaaaxyz;.")
+    return likely[zlib.crc32(f"{seed} {text}".encode()) % len(likely)]
 
 
 def logprob(text: str) -> float:
@@ -165,6 +166,15 @@ async def test_what_a_request_wrote_behind_a_stop_string_begun_by_an_aborted_one
     sample = await run(ScriptedEngine(["b;yyy", "."]), shout_at_stop, sample, stop=[STOP])
     assert sample.response == "xab;<seen>."
     assert sample.logprobs.tolist()[:4] == [-1.0] * 4
+
+
+async def test_a_turn_that_was_aborted_at_the_end_of_its_stop_string_is_over():
+    sample = prompt()
+    sample.append([ord(c) for c in STOP], text=STOP, logprobs=[-1.0] * 3, weight_version=0)
+    sample.status = Status.ABORTED
+    engine = ScriptedEngine(["."])
+    sample = await run(engine, shout_at_stop, sample, stop=[STOP])
+    assert (sample.response, sample.turn_ends, len(engine.requests)) == (f"{STOP}<seen>.", [3, 10], 1)
 
 
 async def shout_at_stop(turn) -> str | None:

@@ -19,7 +19,7 @@ from ray.util.placement_group import placement_group
 
 from slime_core.cluster import reaper
 from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerActor
-from slime_core.cluster.fleet import Fleet
+from slime_core.cluster.fleet import Fleet, State
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
 from slime_core.cluster.overlap import Overlap
 from slime_core.cluster.placement import choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
@@ -91,6 +91,7 @@ class Cluster:
         if not self._trainers:
             return {}
         if self._args.offload_engines:
+            self._settle_fleet(State.STARTING)  # it would take memory that the trainers need
             self._tell_engines(lambda urls: [self._trainers[0].release_engines.remote(urls)])
         shards = [collected.shards[share] for share in data_parallel_ranks(self._args)]
         calls = [trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, shards, strict=True)]
@@ -234,18 +235,24 @@ class Cluster:
 
         One that dies meanwhile is left out, and the others are told again.
         """
-        while self._fleet is not None and self._fleet.joining:
-            self._poll_fleet()
-            time.sleep(POLL_S)
         while True:
+            self._settle_fleet(State.JOINING)
             urls = self._wait_for_engines()
-            if self._fleet is not None:
-                self._fleet.finish_checks()
             try:
                 return urls, self._all(call(urls), paused=True)[0]
             except (EngineError, WeightSyncError):
                 if self._fleet is None or self._fleet.all_well(urls):
                     raise
+
+    def _settle_fleet(self, *states: State) -> None:
+        """Return when no engine is asked how it is, nor in one of these states."""
+        if self._fleet is None:
+            return
+        self._fleet.finish_checks()
+        self._poll_fleet(paused=True)
+        while self._fleet.any_is(*states):
+            time.sleep(POLL_S)
+            self._poll_fleet(paused=True)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
     def _watch(self, call: Any, on_progress: OnProgress) -> Any:

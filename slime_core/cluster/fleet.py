@@ -108,10 +108,9 @@ class Fleet:
         """Of the engines that can take weights."""
         return [e.url for e in self.engines if e.state in (State.READY, State.ADMITTED, State.SERVING)]
 
-    @property
-    def joining(self) -> bool:
-        """Whether an engine is being given weights."""
-        return any(engine.state is State.JOINING for engine in self.engines)
+    def any_is(self, *states: State) -> bool:
+        """Whether an engine is in one of these states."""
+        return any(engine.state in states for engine in self.engines)
 
     def has_weights(self, urls: Sequence[str]) -> None:
         """The engines of these URLs have the current weights: those that waited for that are admitted."""

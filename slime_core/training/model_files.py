@@ -23,6 +23,9 @@ FILES_BESIDE = (
 )
 """Patterns of what lies beside a model's weights and is copied as it is."""
 
+DESCRIPTION = ("config.json", "generation_config.json", *FILES_BESIDE)
+"""Patterns of all that a model directory has but weights."""
+
 
 def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
     """Copy what lies beside a model's weights, but for what the target has."""

@@ -96,14 +96,14 @@ def test_a_run_whose_engines_are_killed_and_hung_all_the_time_ends_well(start_ru
     run = start_run("--num-rollout", "24", "--max-response-tokens", "200", *words)
     run.wait_for(lambda: rounds(read_rows()))
     started, num_kills = time.monotonic(), 0
-    while run.process.poll() is None and time.monotonic() - started < 300:
+    while run.process.poll() is None and time.monotonic() - started < 200:  # a busy machine gets no further, and ends
         if alive := serving(run):
             with contextlib.suppress(psutil.Error):
                 random.choice(alive).send_signal(signal.SIGSTOP if num_kills % 4 == 3 else signal.SIGKILL)
                 num_kills += 1
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.process.wait(random.uniform(1, 5))
-    code, output = run.finish(10)
+    code, output = run.finish(150)
     assert code == 0, output
     rows = read_rows()
     assert_nothing_lost_or_doubled(rows, tmp_path)

@@ -24,7 +24,8 @@ SETTINGS = {
     "mem-fraction-static": "0.05",
     "max-total-tokens": "20000",
 }
-FLAGS = [word for name, value in SETTINGS.items() for word in (f"--sglang-{name}", value)]
+FLAGS = [word for name, value in SETTINGS.items() for word in (f"--sglang-{name}", value)] + ["--sglang-sleep-on-idle"]
+"""Without the last an idle server takes a whole core."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

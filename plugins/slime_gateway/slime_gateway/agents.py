@@ -20,7 +20,7 @@ from slime_gateway.worker import LONGEST_LINE_BYTES
 
 logger = logging.getLogger(__name__)
 
-CANCEL_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S = 3.0
 """How long a cancelled agent may hold on before its process is killed, and with it the other agents in there."""
 
 OnEnd = Callable[[Outcome], None]

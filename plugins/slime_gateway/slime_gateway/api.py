@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from slime_gateway import anthropic_api, openai_api
 from slime_gateway.chat import ChatRequest, Refusal, Reply
@@ -41,20 +40,20 @@ def _openai_stream(body: Body) -> Stream:
 
     def closing(reply: Reply, tokenizer: Any) -> Iterator[bytes]:
         for event in openai_api.events(body, head, reply, tokenizer):
-            yield b"data: " + orjson.dumps(event) + b"\n\n"
+            yield b"data: " + json.dumps(event).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 
     return Stream(
-        b"data: " + orjson.dumps(openai_api.first_event(head)) + b"\n\n",
+        b"data: " + json.dumps(openai_api.first_event(head)).encode() + b"\n\n",
         b": the model is writing\n\n",
         closing,
-        lambda refusal: b"data: " + orjson.dumps(openai_api.error(refusal)) + b"\n\n",
+        lambda refusal: b"data: " + json.dumps(openai_api.error(refusal)).encode() + b"\n\n",
     )
 
 
 def _anthropic_stream(body: Body) -> Stream:
     def encoded(event: Body) -> bytes:
-        return f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n"
+        return f"event: {event['type']}\ndata: ".encode() + json.dumps(event).encode() + b"\n\n"
 
     def closing(reply: Reply, tokenizer: Any) -> Iterator[bytes]:
         return map(encoded, anthropic_api.events(body, reply))

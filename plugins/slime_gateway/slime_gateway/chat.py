@@ -149,6 +149,7 @@ def render(tokenizer: Any, request: ChatRequest, raw_answers: dict[tuple[str, ..
         text: str = tokenizer.apply_chat_template(
             messages, tools=request.tools, add_generation_prompt=True, tokenize=False, **request.template_kwargs
         )
+        text.encode()  # half a surrogate pair has no tokens
     except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
         raise Refusal(
             400, "invalid_messages", f"the chat template refuses the messages: {type(error).__name__}: {error}"

@@ -20,7 +20,8 @@ class Exchange:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        self._waiting: asyncio.Queue[tuple[Session, Task]] = asyncio.Queue()
+        self._waiting: dict[str, Task] = {}
+        self._offered = asyncio.Event()
         self._finished: deque[list[Sample]] = deque(maxlen=KEPT_SESSIONS)
         self._totals: Counter[str] = Counter()
 
@@ -35,23 +36,26 @@ class Exchange:
 
     def close(self, session: Session) -> None:
         """Refuse its key from now on."""
+        self._waiting.pop(session.key, None)
         if self._sessions.pop(session.key, None) is not None:
             self._totals += session.counts + session.trajectories.counts
 
-    def offer(self, session: Session, task: Task) -> None:
-        """Let a program that comes by itself take the task."""
-        self._waiting.put_nowait((session, task))
+    def offer(self, task: Task) -> None:
+        """Let a program that comes by itself take the task, if its session is open."""
+        if task.api_key in self._sessions:
+            self._waiting[task.api_key] = task
+            self._offered.set()
 
     async def next_task(self, wait_s: float) -> Task | None:
-        """The oldest task whose session is still wanted; None when there is none within `wait_s`."""
+        """The oldest task that waits; None when there is none within `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
-                while True:
-                    session, task = await self._waiting.get()
-                    if session.key in self._sessions and not session.over:
-                        return task
+                while not self._waiting:
+                    self._offered.clear()
+                    await self._offered.wait()
         except TimeoutError:
             return None
+        return self._waiting.pop(next(iter(self._waiting)))
 
     def keep(self, samples: Sequence[Sample]) -> None:
         """Remember what a session gave, until it is fetched."""
@@ -82,6 +86,6 @@ class Exchange:
         return {
             **{name: totals[name] for name in names},
             "open_sessions": len(self._sessions),
-            "waiting_tasks": self._waiting.qsize(),
+            "waiting_tasks": len(self._waiting),
             "unfetched_sessions": len(self._finished),
         }

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,13 @@ from typing import Any
 from slime_core import OptionError, Sample, Status, hookimpl
 from slime_gateway.agents import AgentProcess
 from slime_gateway.exchange import Exchange
+from slime_gateway.flags import add_flags
 from slime_gateway.outcome import Outcome
 from slime_gateway.server import Server
 from slime_gateway.session import Limits, Session
 from slime_gateway.task import Task
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_FUNCTION = "agent"
 
 
 class Gateway:
@@ -46,36 +44,7 @@ class Gateway:
     @hookimpl
     def add_options(parser: argparse._ArgumentGroup) -> None:
         """The gateway's flags."""
-        parser.add_argument(
-            "--gateway-agent",
-            type=_agent_file,
-            metavar="FILE.py[:NAME]",
-            help="the agent: `async def agent(task)` of a file, or the function called NAME",
-        )
-        parser.add_argument(
-            "--gateway-command",
-            metavar="COMMAND",
-            help="the agent: a shell command, one process a sample, the task as JSON on its standard input",
-        )
-        parser.add_argument(
-            "--gateway-directory",
-            type=_absolute,
-            default=".",
-            metavar="DIR",
-            help="where agents run; by default where the run was started",
-        )
-        parser.add_argument("--gateway-num-processes", type=_count, default=1, metavar="N", help="that agents run in")
-        parser.add_argument("--gateway-max-turns", type=_count, default=64, metavar="N", help="requests of one agent")
-        parser.add_argument("--gateway-timeout-s", type=_seconds, default=1800.0, metavar="S", help="for one agent")
-        parser.add_argument("--gateway-host", default="127.0.0.1", metavar="ADDRESS", help="to listen on")
-        parser.add_argument(
-            "--gateway-port", type=_port, default=0, metavar="PORT", help="to listen on; 0 is any that is free"
-        )
-        parser.add_argument(
-            "--gateway-key-env",
-            metavar="NAME",
-            help="environment variable with the key of programs that fetch tasks; needed off the loopback address",
-        )
+        add_flags(parser)
 
     @hookimpl
     async def generate(
@@ -93,7 +62,7 @@ class Gateway:
         waits = False
         try:
             samples = await rollout.session.run(engine, sample)
-            waits = args.partial_rollout and not rollout.session.over
+            waits = args.partial_rollout and not evaluation and not rollout.session.over
         finally:
             if not waits:
                 await self._end(rollout)
@@ -142,7 +111,7 @@ class Gateway:
                 process = min(self._processes, key=lambda one: one.num_running)
                 rollout.agent = process, await process.start(task, session.end)
             else:
-                self._exchange.offer(session, task)
+                self._exchange.offer(task)
         except BaseException:
             await self._end(rollout)
             raise
@@ -227,39 +196,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _agent_file(text: str) -> str:
-    """FILE.py or FILE.py:NAME with the file's absolute path and the function's name: processes start elsewhere."""
-    path, colon, name = text.rpartition(":")
-    if not colon or not name.isidentifier():
-        path, name = text, DEFAULT_FUNCTION
-    if not Path(path).expanduser().is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {path}")
-    return f"{_absolute(path)}:{name}"
-
-
-def _absolute(text: str) -> str:
-    return str(Path(text).expanduser().absolute())
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a port, a number from 0 to 65535")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time in seconds above 0")
-    return seconds

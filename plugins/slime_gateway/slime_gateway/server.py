@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
+import ipaddress
+import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from slime_gateway import openai_api
@@ -18,8 +19,6 @@ from slime_gateway.exchange import Exchange
 from slime_gateway.outcome import outcome_of
 from slime_gateway.session import Session
 from slime_gateway.trajectory import Turn
-
-logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 5.0
 LARGEST_REQUEST_BYTES = 64 * 2**20
@@ -44,7 +43,7 @@ class Server:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; the address, with the port that was free when `port` is 0.
+        """Listen; the address for programs of this machine, with the port that was free when `port` is 0.
 
         Raises:
             OSError: when the address cannot be had.
@@ -70,6 +69,8 @@ class Server:
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         bound_host, bound_port = self._runner.addresses[0][:2]
+        if ipaddress.ip_address(bound_host).is_unspecified:
+            bound_host = "::1" if ":" in bound_host else "127.0.0.1"
         return f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
 
     async def close(self) -> None:
@@ -88,10 +89,7 @@ class Server:
                 if body.get("stream"):
                     return await self._stream(api, request, body, session, turn, asked)
                 reply = await session.generate(turn, asked)
-                response = _json_response(api.answer(body, reply, self._tokenizer))
-                await response.prepare(request)
-                await response.write_eof()
-                return response
+                return await _sent(request, _json_response(api.answer(body, reply, self._tokenizer)))
             except BaseException:
                 session.undo(turn)  # the agent has gone, or will ask again
                 raise
@@ -150,7 +148,15 @@ class Server:
         if not isinstance(wait_s, int | float) or isinstance(wait_s, bool) or not 0 <= wait_s <= LONGEST_WAIT_S:
             raise Refusal(400, "invalid_max_wait_s", f"max_wait_s must be a number from 0 to {LONGEST_WAIT_S:g}")
         task = await self._exchange.next_task(wait_s)
-        return web.Response(status=204) if task is None else _json_response(task.to_dict())
+        if task is None:
+            return web.Response(status=204)
+        try:
+            # the address that the program itself has come by, perhaps from another machine
+            reached = replace(task, base_url=f"{request.url.origin()}/v1")
+            return await _sent(request, _json_response(reached.to_dict()))
+        except BaseException:
+            self._exchange.offer(task)  # the program has gone
+            raise
 
     async def _get_rollout_data(self, request: web.Request) -> web.StreamResponse:
         """The samples of the sessions that ended since the last call, and what they are."""
@@ -198,13 +204,21 @@ def _key_of(request: web.Request) -> str:
 async def _json_object(request: web.Request) -> dict[str, Any]:
     content = await request.read()
     try:
-        body = orjson.loads(content or b"{}")
-    except orjson.JSONDecodeError as error:
+        # not orjson: whole numbers of any size must come back as they were sent
+        body = json.loads(content or b"{}")
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_json", "the body must be a JSON object")
     return body
 
 
+async def _sent(request: web.Request, response: web.Response) -> web.Response:
+    """The response, sent here and now, so that the caller learns when it cannot be."""
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
 def _json_response(body: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+    return web.Response(body=json.dumps(body).encode(), status=status, content_type="application/json")

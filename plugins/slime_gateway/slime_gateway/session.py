@@ -60,6 +60,8 @@ class Session:
         self.key = f"slime-{secrets.token_urlsafe(24)}"
         self.prototype = sample.clone()
         self.prototype.restart()
+        for key in (TRAJECTORY_KEY, "round_number"):  # of a session that is gone
+            self.prototype.metadata.pop(key, None)
         self.trajectories = Trajectories(self.prototype, tokenizer)
         self.outcome: Outcome | None = None
         self.counts: Counter[str] = Counter()
@@ -216,6 +218,7 @@ class Session:
                 return
             asked = engine.generate(turn.sample.tokens, params, session_id=self.prototype.session_id)
             generation = await self._unless_over(asyncio.ensure_future(asked))
+            generation = self.trajectories.up_to_stop(turn, generation, params["stop"])
             turn.extend(generation)
             if generation.status is not Status.ABORTED:
                 return

@@ -13,6 +13,9 @@ import numpy as np
 from slime_core import Generation, Sample, Status
 from slime_gateway.chat import Message, canonical
 
+TOKENS_A_CHARACTER = 4
+"""At most: a character has up to four bytes, and a token at least one."""
+
 
 @dataclass
 class Trajectory:
@@ -129,6 +132,26 @@ class Trajectories:
         else:
             _restore(trajectory, turn.before)
         return True
+
+    def up_to_stop(self, turn: Turn, generation: Generation, stop: Sequence[str]) -> Generation:
+        """What continues an aborted turn, without what follows a stop string that the abort cut in two.
+
+        Engines look for stop strings in what one request made, and miss a string that two requests made together.
+        """
+        begun, reach = turn.generated, TOKENS_A_CHARACTER * max(map(len, stop), default=0)
+        near = begun[max(0, len(begun) - reach) :]
+        for count in range(1, min(reach, len(generation.tokens)) + 1):
+            text = self.decode([*near, *generation.tokens[:count].tolist()])
+            if near and any(string in text for string in stop):
+                return replace(
+                    generation,
+                    tokens=generation.tokens[:count],
+                    text=self.decode(generation.tokens[:count].tolist()),
+                    logprobs=generation.logprobs[:count],
+                    weight_versions=generation.weight_versions[:count],
+                    finish_reason="stop",
+                )
+        return generation
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""

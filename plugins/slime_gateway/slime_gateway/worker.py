@@ -17,15 +17,18 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from slime_gateway.task import Task
 
 LONGEST_LINE_BYTES = 256 * 2**20
 NUM_ERROR_CHARACTERS = 1000
+LOGGED_BYTES = 2**16
+"""Of what a command says on standard error."""
 PR_SET_PDEATHSIG = 1
 
 Agent = Callable[[Task], Awaitable[Any]]
@@ -84,25 +87,38 @@ def command_agent(command: str) -> Agent:
             "ANTHROPIC_BASE_URL": task.anthropic_base_url,
             "ANTHROPIC_API_KEY": task.api_key,
         }
-        process = await asyncio.create_subprocess_shell(
-            command,
-            stdin=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-        try:
-            _, complaint = await process.communicate(json.dumps(task.to_dict()).encode())
-            os.write(2, complaint)
-            if process.returncode:
-                text = complaint[-NUM_ERROR_CHARACTERS:].decode(errors="replace").strip()
-                raise RuntimeError(f"the command exited with code {process.returncode}: {text or '(no message)'}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        # files, not pipes: what a command leaves running may hold them open, or nobody may read
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as complaints:
+            given.write(json.dumps(task.to_dict()).encode())
+            given.seek(0)
+            process = await asyncio.create_subprocess_shell(
+                command,
+                stdin=given,
+                stderr=complaints,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+            try:
+                await process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                text = _tail(complaints)
+                print(text, file=sys.stderr, flush=True)
+        if process.returncode:
+            raise RuntimeError(
+                f"the command exited with code {process.returncode}: "
+                f"{text[-NUM_ERROR_CHARACTERS:].strip() or '(no message)'}"
+            )
 
     return run
+
+
+def _tail(file: IO[bytes]) -> str:
+    """The end of what a command said."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - LOGGED_BYTES))
+    return file.read().decode(errors="replace")
 
 
 async def serve(agent: Agent, answers: BinaryIO) -> None:

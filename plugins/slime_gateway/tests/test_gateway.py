@@ -285,6 +285,14 @@ async def test_a_command_that_fails_says_why(start, playing, tmp_path):
     assert sample.failure == "the agent failed: RuntimeError: the command exited with code 1: no such tool"
 
 
+async def test_a_command_that_leaves_something_running_has_ended_all_the_same(start, playing, tmp_path):
+    words = command(tmp_path, "import subprocess; subprocess.Popen(['sleep', '1000'])\n")
+    plugin = start(None, "--gateway-command", words, "--gateway-directory", str(tmp_path))
+    (sample,) = await generate(plugin, playing("12"))
+    assert sample.status is Status.COMPLETED
+    await until(lambda: not [p for p in children() if p.name() == "sleep"])
+
+
 async def test_a_command_and_what_it_started_are_killed_when_time_is_up(start, playing, tmp_path):
     words = command(tmp_path, "import subprocess; subprocess.run(['sleep', '1000'])\n")
     plugin = start(None, "--gateway-command", words, "--gateway-directory", str(tmp_path), "--gateway-timeout-s", "3")
@@ -309,6 +317,22 @@ async def test_without_an_agent_programs_fetch_their_tasks(start, playing):
             assert answer.status == 200
     (sample,) = await running
     assert sample.reward == 0.5
+
+
+async def test_a_program_is_given_the_address_that_it_came_by(start, playing, monkeypatch):
+    monkeypatch.setenv("SLIME_TEST_GATEWAY_KEY", "secret")
+    plugin = start(None, "--gateway-host", "0.0.0.0", "--gateway-key-env", "SLIME_TEST_GATEWAY_KEY")
+    running = asyncio.create_task(generate(plugin, playing("12")))
+    await until(lambda: plugin[0]._url)
+    assert plugin[0]._url.startswith("http://127.0.0.1:")
+    url = plugin[0]._url.replace("127.0.0.1", "127.0.0.2")
+    async with (
+        aiohttp.ClientSession(headers={"x-api-key": "secret"}) as program,
+        program.post(f"{url}/start_rollout", json={}) as answer,
+    ):
+        assert (await answer.json())["base_url"] == f"{url}/v1"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -151,6 +151,8 @@ async def test_the_run_decides_how_is_sampled_not_the_request(serve):
         ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 3}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": 1}}, "template refuses"),
         ({"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": 3}, "stream_options"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "template refuses"),
+        ("[" * 100_000, "not JSON"),
         ([], "JSON object"),
         ("{", "not JSON"),
     ],
@@ -216,6 +218,22 @@ async def test_an_anthropic_stream_says_the_same(serve):
     assert (text.text, use.name, use.input, message.stop_reason) == ("thinking", "find", {"q": "tea"}, "tool_use")
     (sample,) = await place.samples()
     assert message.usage.output_tokens == sample.loss_mask.sum()
+
+
+async def test_numbers_of_any_size_come_and_go_unchanged(serve):
+    place = await serve(
+        '<tool_call>{"name": "find", "arguments": {"n": 1000000000000000000000000000001}}</tool_call>', "x"
+    )
+    asked = {"model": "any", "max_tokens": 500, "tools": [ANTHROPIC_TOOL]}
+    messages = [{"role": "user", "content": "tea?"}]
+    answer = await place.anthropic.messages.create(**asked, messages=messages)
+    assert answer.content[0].input == {"n": 10**30 + 1}
+    messages += [
+        {"role": "assistant", "content": answer.content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": answer.content[0].id, "content": "hot"}]},
+    ]
+    await place.anthropic.messages.create(**asked, messages=messages)
+    assert len(await place.samples()) == 1
 
 
 async def test_an_anthropic_stop_sequence_is_named(serve):
@@ -293,7 +311,7 @@ async def test_a_program_fetches_a_task_works_on_it_and_writes_its_reward(serve)
     async with aiohttp.ClientSession() as program:
         async with program.post(f"{place.url}/start_rollout", json={"max_wait_s": 0}) as answer:
             assert answer.status == 204
-        place.exchange.offer(place.session, task)
+        place.exchange.offer(task)
         async with program.post(f"{place.url}/start_rollout", json={}) as answer:
             given = Task(**await answer.json())
         client = place.openai.with_options(api_key=given.api_key, base_url=given.base_url)

@@ -339,6 +339,37 @@ async def test_an_aborted_turn_goes_on_in_the_next_round_with_the_new_weights(pl
     assert second.requests[0][0] == waiting.tokens.tolist()
 
 
+async def test_a_stop_string_that_an_abort_cut_in_two_ends_the_turn(playing, make_session, asking, tokenizer):
+    session, first = make_session(), playing("one STOP and more")
+    first.num_partial = len("one ST")
+    (waiting,), answer = await stopped_in_a_turn(session, first, asking("go", stop=["STOP"]))
+    running = asyncio.create_task(session.run(playing("OP and more"), waiting))
+    reply = await answer
+    assert (reply.content, reply.finish_reason, reply.stop_string) == ("one ", "stop", "STOP")
+    session.end(Outcome())
+    (sample,) = await running
+    assert tokenizer.decode(trained(sample)) == "one STOP"
+
+
+async def test_a_sample_of_a_session_that_is_gone_may_wait_again_before_its_agent_asks(playing, make_session):
+    session, engine = make_session(), playing("x")
+    lost = session.prototype.clone()
+    lost.metadata["gateway_trajectory"] = 3
+    again = type(session)(
+        lost,
+        tokenizer=engine.tokenizer,
+        context_tokens=4096,
+        sampling_params={"max_new_tokens": 9, "stop": []},
+        template_kwargs={},
+        limits=session._limits,
+    )
+    running = asyncio.create_task(again.run(engine, lost))
+    await asyncio.sleep(0)
+    engine.stop()
+    (waiting,) = await running
+    assert again.knows(waiting)
+
+
 async def test_tokens_that_were_masked_while_a_sample_waited_stay_masked(playing, make_session, asking):
     session, first = make_session(), playing("abcdef")
     first.num_partial = 2

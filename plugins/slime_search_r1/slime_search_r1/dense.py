@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Dense:
         except (OSError, ValueError) as error:
             raise OptionError(f"--search-r1-embedding-model {model} cannot be loaded: {error}") from None
         self._index: Any = None
+        self._one_at_a_time = threading.Lock()
 
     def settings(self) -> dict[str, Any]:
         """The model, and what is written before each document."""
@@ -59,4 +61,5 @@ class Dense:
 
     def _embed(self, texts: list[str]) -> Any:
         """float32 [len(texts), width], each of length 1."""
-        return self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+        with self._one_at_a_time:  # a fast tokenizer may be used by one thread only
+            return self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)

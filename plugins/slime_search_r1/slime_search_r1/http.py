@@ -66,7 +66,8 @@ class HttpSearch:
                 trust_env=self._trust_env,
                 connector=aiohttp.TCPConnector(limit=0),
             )
-        async with self._session.post(self._url, json=body) as answer:
+        # the key is for this service alone, not for one it may point to
+        async with self._session.post(self._url, json=body, allow_redirects=False) as answer:
             content = await answer.content.read(LARGEST_ANSWER_BYTES + 1)
             while len(content) <= LARGEST_ANSWER_BYTES and (more := await answer.content.readany()):
                 content += more

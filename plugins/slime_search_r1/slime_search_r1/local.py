@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from filelock import FileLock
 
 from slime_core import DataError
 from slime_search_r1.documents import Document, DocumentFile, read_documents, write_documents
@@ -74,7 +75,10 @@ def open_index(corpus: Path | None, directory: Path | None, ranking: Ranking) ->
         directory = corpus.with_name(f"{corpus.name}.{ranking.kind}")
     try:
         if corpus is not None and _about(directory) != _wanted(corpus, ranking):
-            _build(corpus, directory, ranking)
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{directory}.lock"):  # whoever comes second waits, and finds the index
+                if _about(directory) != _wanted(corpus, ranking):
+                    _build(corpus, directory, ranking)
         elif corpus is None and (_about(directory) or {}).get("kind") != ranking.kind:
             raise DataError(f"{directory} holds no {ranking.kind} index; name its corpus too, to build one there.")
         return LocalIndex(directory, ranking)
@@ -104,16 +108,14 @@ def _build(corpus: Path, directory: Path, ranking: Ranking) -> None:
         raise DataError(f"{directory} is not an index and not empty; --search-r1-index needs a directory of its own.")
     wanted = _wanted(corpus, ranking)
     logger.warning("building the %s index of %s in %s", ranking.kind, corpus, directory)
-    fresh = directory.with_name(f"{directory.name}.building-{os.getpid()}")
+    fresh = directory.with_name(f"{directory.name}.building")
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    fresh.mkdir()
     try:
         ranking.build(fresh, write_documents(fresh / DOCUMENTS, read_documents(corpus)))
         (fresh / ABOUT).write_text(json.dumps(wanted))
-        stale = directory.with_name(f"{directory.name}.stale-{os.getpid()}")
         if directory.exists():
-            directory.rename(stale)
+            shutil.rmtree(directory)
         fresh.rename(directory)
-        shutil.rmtree(stale, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,9 @@ class SearchR1:
 
     def close(self) -> None:
         """Let go of the search."""
-        if self._opening is not None and self._opening.done() and not self._opening.exception():
-            self._opening.result().close()
+        opening = self._opening
+        if opening is not None and opening.done() and not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
 
     async def _reply(self, engine: Any, search: Search, turn: Turn) -> list[int] | None:
         """What the search says to a turn; None to an answer, or where the model ended without either."""
@@ -79,10 +81,10 @@ class SearchR1:
             return None
         query = written[written.rfind(SEARCH) + len(SEARCH) :].strip() if SEARCH in written else ""
         if not query or len(query) > LONGEST_QUERY:
-            turn.sample.metadata["malformed_searches"] += 1
+            turn.sample.metadata["malformed_searches"] = turn.sample.metadata.get("malformed_searches", 0) + 1
             return self._information(engine, NO_QUERY)
         (result,) = await call_tools(turn.sample, [self._find(search, query)], timeout_s=None)
-        return self._information(engine, _message(result))
+        return self._information(engine, harmless(_message(result), engine.tokenizer.all_special_tokens))
 
     async def _find(self, search: Search, query: str) -> str:
         hits = await search(query)
@@ -106,15 +108,20 @@ class SearchR1:
         return search
 
     def _information(self, engine: Any, text: str) -> list[int]:
-        """Token ids of what is shown, cut to its budget.
-
-        What was found may hold anything: the model's own tags and the tokenizer's special tokens are taken out of it.
-        """
-        for special in (*engine.tokenizer.all_special_tokens, *TAG.findall(text)):
-            text = text.replace(special, "")
+        """Token ids of what is shown, cut to its budget."""
         encode = partial(engine.tokenizer.encode, add_special_tokens=False)
         shown = encode(text)[: self._args.search_r1_max_information_tokens]
         return [*encode("\n\n<information>"), *shown, *encode("</information>\n\n")]
+
+
+def harmless(text: str, special_tokens: Iterable[str]) -> str:
+    """What a search found, unable to speak in the model's voice: no tag of ours, no special token of the tokenizer.
+
+    Something is put in the place of each, since what is left around a piece that is taken out may be one itself.
+    """
+    for special in special_tokens:
+        text = text.replace(special, " ")
+    return TAG.sub(lambda tag: f"({tag[0][1:-1]})", text)
 
 
 def _message(result: ToolResult) -> str:

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -103,7 +105,24 @@ def test_nothing_half_built_is_left_by_a_bad_row(write_corpus, tmp_path):
     corpus = write_corpus([*WALES, {"title": "no text"}])
     with pytest.raises(DataError, match="row 4"):
         open_index(corpus, None, Bm25())
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "corpus.jsonl.bm25.lock"]
+
+
+def test_processes_that_build_at_the_same_time_all_get_an_index(write_corpus, tmp_path):
+    corpus = write_corpus(WALES * 200)
+    code = (
+        "import sys; from pathlib import Path; from slime_search_r1.bm25 import Bm25; "
+        "from slime_search_r1.local import open_index; "
+        "print(open_index(Path(sys.argv[1]), None, Bm25()).search('capital', 1)[0].document.title)"
+    )
+    command = [sys.executable, "-c", code, str(corpus)]
+    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [builder.communicate(timeout=60)[0] for builder in builders] == ["Cardiff\n"] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "corpus.jsonl",
+        "corpus.jsonl.bm25",
+        "corpus.jsonl.bm25.lock",
+    ]
 
 
 def test_a_directory_of_something_else_is_not_overwritten(write_corpus, tmp_path):

@@ -11,6 +11,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from slime_core.errors import CheckpointError
 from slime_core.training.megatron.model import MegatronModel
 from slime_core.training.megatron.optimizer import Optimizer
+from slime_core.training.model_files import DESCRIPTION, copy_files
 from slime_core.training.ranks import Ranks
 
 SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -31,7 +32,12 @@ IDENTITY = (
 
 
 def save(
-    model: MegatronModel, optimizer: Optimizer | None, reference: MegatronModel | None, world: Ranks, directory: Path
+    model: MegatronModel,
+    optimizer: Optimizer | None,
+    reference: MegatronModel | None,
+    world: Ranks,
+    source: Path,
+    directory: Path,
 ) -> None:
     """Write the state of all ranks; every rank must call it.
 
@@ -40,6 +46,7 @@ def save(
         optimizer: None for the weights alone.
         reference: where it is not that of the options any more.
         world: all ranks.
+        source: directory whose config and tokenizer are copied, so that `slime convert` needs no other.
         directory: to write.
 
     Raises:
@@ -52,6 +59,8 @@ def save(
         if optimizer is not None:
             optimizer.prime()
         dist_checkpointing.save(_state(model, optimizer, reference, is_loading=False), str(directory))
+        if world.rank == 0:
+            copy_files(source, directory, DESCRIPTION)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {directory} cannot be written: {error}") from error
 

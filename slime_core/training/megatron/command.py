@@ -12,25 +12,26 @@ from slime_core.errors import OptionError
 from slime_core.options import Options, parse
 from slime_core.training.megatron.config import check_backend
 from slime_core.training.megatron.device import prepare_megatron
-from slime_core.training.torch_backend.checkpoint import MODEL, TOKENIZER_FILES, TRAINER, copy_files
+from slime_core.training.model_files import TRAINER
 
 
 def convert(source: Path, target: Path, to: str) -> None:
     """Write the model of `source` to `target`, in the dtype that its config.json names.
 
-    A checkpoint directory has `model/`, with config.json and tokenizer, and `trainer/`, in the torch_dist format.
+    Both have config.json and the tokenizer's files beside the weights; of a run's checkpoint, `trainer/` has them.
 
     Raises:
         OptionError: when the source is not of the other format, or the target exists.
         CheckpointError: when the source's tensors do not fit its configuration.
     """
-    described = source if to == "torch_dist" else source / MODEL
-    if not (described / "config.json").is_file():
+    if to == "hf" and (source / TRAINER).is_dir():
+        source = source / TRAINER
+    if not (source / "config.json").is_file():
         form = "a model directory" if to == "torch_dist" else "a checkpoint of a Megatron run"
-        raise OptionError(f"{source} is not {form}: there is no {described / 'config.json'}.")
+        raise OptionError(f"{source} is not {form}: it has no config.json.")
     if target.exists():
         raise OptionError(f"{target} exists; name a new directory.")
-    args = _options(described)
+    args = _options(source)
     check_backend(args)
     warnings.simplefilter("ignore")  # of Megatron, at every load and save
     prepare_megatron("cpu")
@@ -42,16 +43,14 @@ def convert(source: Path, target: Path, to: str) -> None:
 
     ranks = MegatronRanks.join(args, 0, 1, address="127.0.0.1", port=0, device=torch.device("cpu"))
     try:
-        model = build_model(args, str(described), torch.device("cpu"))
+        model = build_model(args, str(source), torch.device("cpu"))
         if to == "torch_dist":
             load_weights(model, source)
-            checkpoint.save(model, None, None, ranks.world, target / TRAINER)
-            (target / MODEL).mkdir()
-            copy_files(source, target / MODEL, ("config.json", "generation_config.json", *TOKENIZER_FILES))
+            checkpoint.save(model, None, None, ranks.world, source, target)
         else:
-            checkpoint.load(model, None, None, source / TRAINER)
+            checkpoint.load(model, None, None, source)
             weights = named_weights(model, weight_map(model, ranks.world), model.config.params_dtype)
-            save_hugging_face(weights, described, target, writes=True)
+            save_hugging_face(weights, source, target, writes=True)
     finally:
         ranks.leave()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,32 +215,3 @@ def _from(
     for tensor in tensors:
         dist.broadcast(tensor, dist.get_global_rank(group, owner), group=group)
     return tensors
-
-
-def stacked_experts(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same tensors with the experts of a layer in one, as transformers 5 holds them in memory.
-
-    Args:
-        tensors: by name; the experts of a layer come one after the other.
-    """
-    waiting: dict[str, list[torch.Tensor]] = {}
-    for name, tensor in tensors:
-        found = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
-        if found is None or (waiting and not any(held.startswith(f"{found[1]}.") for held in waiting)):
-            yield from _stacked(waiting)
-            waiting = {}
-        if found is None:
-            yield name, tensor
-        else:
-            waiting.setdefault(f"{found[1]}.{found[2]}", []).append(tensor)
-    yield from _stacked(waiting)
-
-
-def _stacked(experts: dict[str, list[torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parts in experts.items():
-        prefix, _, which = name.rpartition(".")
-        if which == "down":
-            yield f"{prefix}.down_proj", torch.stack(parts)
-        elif which == "gate":
-            pairs = zip(parts, experts[f"{prefix}.up"], strict=True)
-            yield f"{prefix}.gate_up_proj", torch.stack([torch.cat(pair) for pair in pairs])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slime_core.errors import CheckpointError
-from slime_core.training.model_files import FILES_BESIDE, copy_files
+from slime_core.training.model_files import DESCRIPTION, copy_files
 
-SHARD_BYTES = 5 * 2**30
+FILE_BYTES = 5 * 2**30
 """Of one file, as in published models."""
 
 
@@ -65,14 +65,21 @@ class HuggingFaceWeights:
         return both if which == "down" else both.chunk(2)[which == "up"]
 
 
-def save_hugging_face(tensors: Iterable[tuple[str, torch.Tensor]], source: Path, directory: Path, writes: bool) -> None:
-    """Write a directory that transformers loads, one file of at most 5 GiB after the other.
+def save_hugging_face(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    source: Path,
+    directory: Path,
+    writes: bool,
+    file_bytes: int = FILE_BYTES,
+) -> None:
+    """Write a directory that transformers loads, one file after the other.
 
     Args:
         tensors: by name; read to its end on every rank, as others may depend on it.
         source: directory whose config and tokenizer are copied.
         directory: to write.
         writes: whether this rank is the one that writes.
+        file_bytes: of the tensors in one file, at most; a larger tensor is alone in its own.
 
     Raises:
         CheckpointError: when it cannot be written.
@@ -85,7 +92,7 @@ def save_hugging_face(tensors: Iterable[tuple[str, torch.Tensor]], source: Path,
         for name, tensor in tensors:
             if not writes:
                 continue
-            if shard and size + tensor.nbytes > SHARD_BYTES:
+            if shard and size + tensor.nbytes > file_bytes:
                 files.append(_write(shard, directory, len(files)))
                 shard, size = {}, 0
             # the gathered tensor may be a view of a larger one
@@ -96,7 +103,7 @@ def save_hugging_face(tensors: Iterable[tuple[str, torch.Tensor]], source: Path,
         if writes:
             files.append(_write(shard, directory, len(files)))
             _name_files(files, names, total)
-            copy_files(source, directory, ("config.json", "generation_config.json", *FILES_BESIDE))
+            copy_files(source, directory, DESCRIPTION)
     except OSError as error:
         raise CheckpointError(f"the model cannot be written to {directory}: {error}") from error
 
@@ -118,3 +125,32 @@ def _name_files(files: list[Path], names: dict[str, int], total_bytes: int) -> N
         path.rename(path.with_name(name))
     index = {"metadata": {"total_size": total_bytes}, "weight_map": {name: final[n] for name, n in names.items()}}
     files[0].with_name("model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+
+
+def stacked_experts(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same tensors with the experts of a layer in one, as transformers 5 holds them in memory.
+
+    Args:
+        tensors: by name; the experts of a layer come one after the other.
+    """
+    waiting: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors:
+        found = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if found is None or (waiting and not any(held.startswith(f"{found[1]}.") for held in waiting)):
+            yield from _stacked(waiting)
+            waiting = {}
+        if found is None:
+            yield name, tensor
+        else:
+            waiting.setdefault(f"{found[1]}.{found[2]}", []).append(tensor)
+    yield from _stacked(waiting)
+
+
+def _stacked(experts: dict[str, list[torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parts in experts.items():
+        prefix, _, which = name.rpartition(".")
+        if which == "down":
+            yield f"{prefix}.down_proj", torch.stack(parts)
+        elif which == "gate":
+            pairs = zip(parts, experts[f"{prefix}.up"], strict=True)
+            yield f"{prefix}.gate_up_proj", torch.stack([torch.cat(pair) for pair in pairs])

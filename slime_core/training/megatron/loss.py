@@ -7,9 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+PADDING = -1e30
+"""The logit of a token that does not exist: its probability is 0, and 0 times its logarithm is 0."""
+
 
 class _VocabParallelLogprobs(torch.autograd.Function):
-    """Three small all-reduces forward, none backward: one [R, V / size] array is kept."""
+    """Two small all-reduces forward, none backward: one [R, V / size] array is kept."""
 
     @staticmethod
     def forward(
@@ -20,47 +23,42 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         group: dist.ProcessGroup,
         vocab_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rank, width = group.rank(), logits.shape[-1]
-        # a copy: the caller's logits stay as they are
-        scaled = logits.float() / temperature
-        known = min(width, max(0, vocab_size - rank * width))
-        scaled[:, known:] = float("-inf")
-        largest = scaled.max(-1).values if width else scaled.new_full((len(scaled),), float("-inf"))
+        width = logits.shape[-1]
+        first = group.rank() * width
+        every = logits.float() / temperature  # a copy: the caller's logits stay as they are
+        every[:, max(0, vocab_size - first) :] = PADDING
+        largest = every.max(-1).values
         _reduce(largest, dist.ReduceOp.MAX, group)
-        scaled -= largest[:, None]
-        local = targets - rank * width
-        mine = (local >= 0) & (local < width)
-        local = local.clamp(0, max(0, width - 1))
-        chosen = torch.where(mine, scaled.gather(-1, local[:, None])[:, 0], 0.0)
-        weights = scaled.exp()
-        # sum p z with 0 * -inf = 0 at the padding
-        weighted = torch.linalg.vecdot(weights[:, :known], scaled[:, :known])
-        sums = torch.stack([weights.sum(-1), chosen, weighted])
+        every -= largest[:, None]
+        mine = (targets >= first) & (targets < first + width)
+        local = (targets - first).clamp(0, width - 1)
+        chosen = torch.where(mine, every.gather(-1, local[:, None])[:, 0], 0.0)
+        weights = every.exp()
+        sums = torch.stack([weights.sum(-1), chosen, torch.linalg.vecdot(weights, every)])
         _reduce(sums, dist.ReduceOp.SUM, group)
         total, chosen, weighted = sums
         log_total = total.log()
-        weights /= total[:, None]
         entropy = log_total - weighted / total
-        # log p = scaled - log_total; at the padding p is 0 and its logarithm is never used
-        scaled -= log_total[:, None]
-        scaled[:, known:] = 0.0
-        ctx.save_for_backward(weights, scaled, entropy, local, mine)
+        every -= log_total[:, None]
+        ctx.save_for_backward(every, entropy, local, mine)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         ctx.set_materialize_grads(False)
         return chosen - log_total, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        weights, logs, entropy, local, mine = ctx.saved_tensors
+        every, entropy, local, mine = ctx.saved_tensors
         of_chosen, of_entropy = grads
         # d log p[target] / d z = onehot - p;  d entropy / d z = -p (log p + entropy)
-        grad = torch.zeros_like(weights)
+        grad = every.exp()
+        if of_entropy is None:
+            grad.mul_(-of_chosen[:, None] if of_chosen is not None else 0.0)
+        else:
+            pull = of_entropy[:, None] * (every + entropy[:, None])
+            grad.mul_(pull.neg_() if of_chosen is None else pull.add_(of_chosen[:, None]).neg_())
         if of_chosen is not None:
-            grad.addcmul_(weights, of_chosen[:, None], value=-1.0)
             grad.scatter_add_(-1, local[:, None], torch.where(mine, of_chosen, 0.0)[:, None])
-        if of_entropy is not None:
-            grad.addcmul_(weights * (logs + entropy[:, None]), of_entropy[:, None], value=-1.0)
-        return (grad / ctx.temperature).to(ctx.dtype), None, None, None, None
+        return grad.div_(ctx.temperature).to(ctx.dtype), None, None, None, None
 
 
 def _reduce(tensor: torch.Tensor, how: Any, group: dist.ProcessGroup) -> None:

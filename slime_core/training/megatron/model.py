@@ -63,7 +63,7 @@ class Row:
 
 
 class PolicyModel(GPTModel):
-    """A GPTModel whose last stage gives log-probabilities and entropy instead of logits: float32 [2, R]."""
+    """A GPTModel whose last stage gives log-probabilities and entropy instead of logits: two float32 [R]."""
 
     def __init__(self, *, known_tokens: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -75,7 +75,7 @@ class PolicyModel(GPTModel):
 
     def _postprocess(
         self, hidden_states: torch.Tensor, *args: Any, packed_seq_params: PackedSequences | None = None, **kwargs: Any
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if not self.post_process or packed_seq_params is None:
             return hidden_states
         row = packed_seq_params
@@ -86,12 +86,12 @@ class PolicyModel(GPTModel):
         states = hidden_states[:, 0].index_select(0, row.places)
         rows = max(1, MAX_LOGITS // self._known_tokens)
         if len(states) <= rows:
-            return torch.stack(self._logprobs(states, row.targets, row.temperature))
+            return self._logprobs(states, row.targets, row.temperature)
         parts = [
-            torch.stack(checkpoint(self._logprobs, some, targets, row.temperature, use_reentrant=False))
+            checkpoint(self._logprobs, some, targets, row.temperature, use_reentrant=False)
             for some, targets in zip(states.split(rows), row.targets.split(rows), strict=True)
         ]
-        return torch.cat(parts, 1)
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _logprobs(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float
@@ -142,8 +142,8 @@ class MegatronModel:
             number = next(numbers)
             output = module(**self._inputs(rows[number], chosen))
 
-            def loss(output: torch.Tensor, non_loss_data: bool = False) -> Any:
-                scalar = self._consume(rows[number], number, output, consume)
+            def loss(output: tuple[torch.Tensor, torch.Tensor]) -> Any:
+                scalar = self._consume(rows[number], number, *output, consume)
                 return scalar, torch.tensor(1, dtype=torch.int, device=self.device), {}
 
             return output, loss
@@ -159,16 +159,18 @@ class MegatronModel:
                 forward_only=not backward,
             )
 
-    def _consume(self, row: Row, number: int, output: torch.Tensor, consume: Consume) -> torch.Tensor:
+    def _consume(
+        self, row: Row, number: int, logprobs: torch.Tensor, entropy: torch.Tensor, consume: Consume
+    ) -> torch.Tensor:
+        nothing = logprobs.sum() * 0.0
         if not len(row.places):
-            return output.sum()
-        logprobs, entropy = output
+            return nothing
         if row.unpredictable is not None:
             zero = torch.zeros_like(logprobs)
             logprobs = torch.where(row.unpredictable, zero, logprobs)
             entropy = torch.where(row.unpredictable, zero, entropy)
         scalar = consume(number, logprobs, entropy)
-        return output.sum() * 0.0 if scalar is None else scalar
+        return nothing if scalar is None else scalar
 
     def _inputs(self, row: Row, temperature: float) -> dict[str, Any]:
         """The forward's arguments; sequence parallelism wants rows that its ranks can share, so they are padded."""

@@ -19,8 +19,8 @@ from slime_core.options import needs_reference
 from slime_core.plugins import load_plugins
 from slime_core.training.batch import TensorBatch, micro_batches
 from slime_core.training.megatron import checkpoint
-from slime_core.training.megatron.convert import load_weights, named_weights, stacked_experts, weight_map
-from slime_core.training.megatron.hugging_face import save_hugging_face
+from slime_core.training.megatron.convert import load_weights, named_weights, weight_map
+from slime_core.training.megatron.hugging_face import save_hugging_face, stacked_experts
 from slime_core.training.megatron.model import MegatronModel, Row, build_model
 from slime_core.training.megatron.optimizer import Optimizer, wrap
 from slime_core.training.megatron.ranks import MegatronRanks
@@ -191,7 +191,8 @@ class MegatronTrainer:
         """Write the training state in Megatron's torch_dist format."""
         self._gather_parameters()
         renewed = self._reference if self._args.ref_update_interval is not None else None
-        checkpoint.save(self._policy, self.optimizer, renewed, self.ranks.world, directory / TRAINER)
+        source, target = Path(self._args.model), directory / TRAINER
+        checkpoint.save(self._policy, self.optimizer, renewed, self.ranks.world, source, target)
 
     def saved(self, *, wait: bool) -> bool:
         """It is: `save` returns when all is written."""

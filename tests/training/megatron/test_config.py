@@ -44,7 +44,7 @@ def test_a_layout_that_does_not_fit_the_model(family, flags, message, models):
         (["--context-parallel-size", "2", "--num-trainers", "2"], "needs Transformer-Engine's attention"),
         (SP, "--sequence-parallel needs --tensor-model-parallel-size"),
         (["--overlap-param-gather"], "needs --overlap-grad-reduce"),
-        (["--multimodal-keys", "image=images"], "Megatron trains on text"),
+        (["--multimodal-keys", "image=images"], "--multimodal-keys is for --train-backend torch"),
         (["--optimizer", "muon"], "Megatron trains with adamw"),
         (["--critic", "--advantage-estimator", "ppo"], "--critic trains with --train-backend torch only"),
     ],
