@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM
 
 SHARDED = ("--num-trainers", "2", "--data-parallel", "fsdp2", "--async-save", "--save-interval", "1", "--save-hf", "2")
@@ -21,6 +22,7 @@ def complete(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.timeout(600)
 def test_a_sharded_run_that_is_killed_while_it_saves_resumes_from_the_last_checkpoint(start_run, read_rows, tmp_path):
     run_dir = tmp_path / "runs" / "run"
     run = start_run("--num-rollout", "1000", *SHARDED)
@@ -33,7 +35,7 @@ def test_a_sharded_run_that_is_killed_while_it_saves_resumes_from_the_last_check
     assert (run_dir / "checkpoints" / "latest").resolve().name == left[-1]
     done = int(left[-1].removeprefix("step_"))
     again = start_run("--resume", "run", "--num-rollout", str(done + 2))
-    code, output = again.finish()
+    code, output = again.finish(300)
     assert code == 0, output
     again.assert_nothing_left()
     trained = [row for row in read_rows() if "reward/mean" in row]

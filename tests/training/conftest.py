@@ -151,7 +151,7 @@ def start_ranks(job: dict, directory: Path) -> list[dict]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [subprocess.Popen([sys.executable, str(WORKER), str(path), str(rank)], env=env) for rank in range(size)]
     try:
-        assert [process.wait(timeout=120) for process in ranks] == [0] * size
+        assert [process.wait(timeout=240) for process in ranks] == [0] * size
     finally:
         for process in ranks:
             process.kill()
