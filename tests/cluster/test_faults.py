@@ -44,7 +44,9 @@ def serving(run, command="slime_core.engines.embedded"):
     """Those of its server processes that the router knows: an engine killed five times before that is given up."""
     found = []
     with contextlib.suppress(psutil.Error, OSError):
-        (router,) = supervisors(run, "sglang_router.launch_router")
+        if not (routers := supervisors(run, "sglang_router.launch_router")):
+            return []  # the run is ending
+        (router,) = routers
         words = router.cmdline()
         with urlopen(f"http://127.0.0.1:{words[words.index('--port') + 1]}/workers", timeout=5) as answer:
             ports = {urlsplit(worker["url"]).port for worker in json.load(answer)["workers"] if worker["is_healthy"]}
