@@ -87,7 +87,8 @@ async def take_turns(
         if not _awaits_reply(sample) and not await _write(engine, sample, params, stops, decode, max_turn_tokens):
             break
         turn = _turn(sample, len(sample.turn_ends) - 1, decode)
-        cut_short = len(turn.tokens) == max_turn_tokens and not any(stop in turn.text for stop in stops)
+        at_limit = len(turn.tokens) == max_turn_tokens and not any(stop in turn.text for stop in stops)
+        cut_short = at_limit and sample.status is not Status.COMPLETED
         said = None
         if len(sample.turn_ends) < max_turns:
             said = await _unless_stopped(engine, reply(turn))

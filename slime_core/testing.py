@@ -30,6 +30,10 @@ class CharacterTokenizer:
     all_special_tokens: tuple[str, ...] = ()
     """There are none."""
 
+    def get_added_vocab(self) -> dict[str, int]:
+        """None."""
+        return {}
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text; there are no special tokens."""
         return [ord(character) for character in text]

@@ -68,11 +68,11 @@ class Run:
                 done = step + 1
                 if schedule.evaluate_alone(done):
                     self._engines.evaluate(done)
+                if schedule.export(done):  # before the checkpoint: a run resumed from that one would not write it
+                    self._saving.export(done)
                 if schedule.save(done):
                     self._engines.settle()
                     self._saving.begin(done)
-                if schedule.export(done):
-                    self._saving.export(done)
             self._saving.finish()
         except EnginesLostError as error:
             self._cluster.abandon()

@@ -221,6 +221,14 @@ async def test_a_turn_may_be_cut_short_and_answered():
     assert (sample.response, sample.status) == ("on(short!)tw", Status.TRUNCATED)
 
 
+async def test_a_turn_that_ends_by_itself_at_its_limit_is_complete():
+    async def nothing(turn) -> str | None:
+        return None
+
+    sample = await run(ScriptedEngine(["ok"]), nothing, max_turn_tokens=2)
+    assert (sample.response, sample.status) == ("ok", Status.COMPLETED)
+
+
 async def test_a_prompt_that_fills_the_context_is_truncated_and_asks_nothing():
     engine = ScriptedEngine([], context_tokens=1)
     sample = await run(engine, shout)

@@ -166,7 +166,7 @@ class RolloutActor:
     async def take_early(self) -> list[Any] | None:
         """References to a shard a rank of what will be trained and is new; None without any."""
         shards = await self._manager.take_early()
-        return None if shards is None else [ray.put(shard) for shard in shards]
+        return None if shards is None else await asyncio.to_thread(lambda: [ray.put(shard) for shard in shards])
 
     async def note_early(self, answers: Sequence[Any]) -> None:
         """What the ranks found about it, by reference."""

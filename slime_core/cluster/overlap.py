@@ -15,6 +15,7 @@ class Overlap:
         """`shares`: whose shard each trainer gets; those with parts of one copy of the model work on the same."""
         self._manager, self._trainers, self._shares, self._get = manager, trainers, shares, get
         self._asked: Any = None
+        self._noting: Any = None
         self._computing: list[Any] = []
 
     def poll(self) -> None:
@@ -23,12 +24,17 @@ class Overlap:
         Raises:
             SlimeError: when a trainer failed.
         """
-        if self._computing:
-            if len(ray.wait(self._computing, num_returns=len(self._computing), timeout=0)[0]) < len(self._computing):
+        if self._noting is not None:
+            if not ray.wait([self._noting], timeout=0)[0]:
                 return
-            self._get(self._computing)
-            self._get(self._manager.note_early.remote(self._computing))
-            self._computing = []
+            self._get(self._noting)
+            self._noting = None
+        if self._computing:
+            done, left = ray.wait(self._computing, num_returns=len(self._computing), timeout=0)
+            self._get(done)  # a failure shows at once: other ranks may wait for the one that failed
+            if not left:
+                self._noting, self._computing = self._manager.note_early.remote(self._computing), []
+            return
         if self._asked is None:
             self._asked = self._manager.take_early.remote()
         if not ray.wait([self._asked], timeout=0)[0]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from slime_core import hookimpl
+from slime_core import OptionError, hookimpl
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,17 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
         metavar="C",
         help="weight of the turns' rewards beside the outcome's",
     )
+
+
+@hookimpl
+def configure(args: argparse.Namespace) -> None:
+    """Refuse samples of one turn each: there all are first turns.
+
+    Raises:
+        OptionError: under `--convert-train-data turns`.
+    """
+    if args.convert_train_data == "turns":
+        raise OptionError("--advantage-estimator turn_grpo needs whole trajectories; drop --convert-train-data turns.")
 
 
 @hookimpl

@@ -49,6 +49,7 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
     tally.num_wanted = wanted
     kept: list[Group] = []
     running: dict[asyncio.Task[Verdict], Group] = {}
+    drawn: list[Group] = []
     done: asyncio.Queue[asyncio.Task[Verdict]] = asyncio.Queue()
     fruitless_draws = 0
     try:
@@ -57,9 +58,11 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                 if fruitless_draws > args.max_refills:
                     raise RolloutError(_fruitless_message(fruitless_draws, stages))
                 fruitless_draws += 1
-                for number, group in enumerate(await source.get_groups(draw_size)):
+                drawn = await source.get_groups(draw_size)
+                for number in range(len(drawn)):
                     if number % STARTED_AT_A_TIME == 0:
                         await asyncio.sleep(0)
+                    group = drawn.pop(0)
                     task = asyncio.create_task(_run(stages, group))
                     task.add_done_callback(done.put_nowait)
                     running[task] = group
@@ -75,13 +78,17 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
                     fruitless_draws = 0
             tally.num_kept = len(kept)
     except BaseException:
-        source.add_groups([*kept, *running.values()])
+        source.add_groups([*kept, *running.values(), *drawn])
         await _cancel(list(running))
         raise
     if running:
         stages.underway.stop(discard=not args.partial_rollout)
         source.recall(recalled(args, stages, running), len(running))
-    ranking = await stages.rank(kept, args.rollout_batch_size)
+    try:
+        ranking = await stages.rank(kept, args.rollout_batch_size)
+    except asyncio.CancelledError:
+        source.add_groups(kept)
+        raise
     if surplus := wanted - args.rollout_batch_size:
         tally.dropped["over_sampling_filter"] += surplus
     return ranking[: args.rollout_batch_size]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.types import FloatArray, Group, IntArray, Sample, TrainBatch
+from slime_core.types import FloatArray, Group, IntArray, TrainBatch
 
 Found = dict[str, Any]
 """One rank's answer: `sample_index`, `response_lengths` [S], and log-probabilities [R] by name, NaN where unknown."""
@@ -20,7 +20,8 @@ class Early:
 
     def __init__(self) -> None:
         self._waiting: list[Group] = []
-        self._samples: dict[int, Sample] = {}
+        self._taken: dict[int, tuple[IntArray, int]] = {}
+        """Index of a sample -> tokens and number of response tokens that were handed out."""
         self._found: dict[int, dict[str, FloatArray]] = {}
         self._all_back = asyncio.Event()
         self._all_back.set()
@@ -37,8 +38,10 @@ class Early:
             return None
         self._waiting.clear()
         self._all_back.clear()
-        self._samples |= {sample.index: sample for sample in samples}
-        return TrainBatch.from_samples(samples)
+        batch = TrainBatch.from_samples(samples)
+        for sample, end in zip(samples, np.cumsum(batch.lengths).tolist(), strict=True):
+            self._taken[sample.index] = batch.tokens[end - len(sample.tokens) : end], sample.response_length
+        return batch
 
     def note(self, answers: Sequence[Found]) -> None:
         """What the ranks found for the batch that was taken."""
@@ -67,13 +70,12 @@ class Early:
         for row, index in enumerate(batch.sample_index.tolist()):
             length, responses = int(batch.lengths[row]), int(batch.response_lengths[row])
             tokens = batch.tokens[ends[row] - length : ends[row]]
-            if index not in self._found or not _same(self._samples[index], tokens, responses):
+            if index not in self._found:
+                continue
+            taken, num_responses = self._taken[index]
+            if num_responses != responses or not np.array_equal(taken, tokens):
                 continue
             num_known += responses
             for name, values in self._found[index].items():
                 keys[name][response_ends[row] - responses : response_ends[row]] = values
         return replace(batch, per_token=keys | batch.per_token), num_known / max(1, len(batch.loss_mask))
-
-
-def _same(sample: Sample, tokens: IntArray, num_responses: int) -> bool:
-    return sample.response_length == num_responses and np.array_equal(sample.tokens, tokens)

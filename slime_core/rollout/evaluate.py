@@ -67,7 +67,7 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
     `stages` are the run's, anew for this data set.
     """
     entry = dataset.entry
-    groups = await asyncio.to_thread(_groups, args, dataset, stages)
+    groups, unreadable = await asyncio.to_thread(_groups, args, dataset, stages)
     spare_indices = itertools.count(sum(map(len, groups)))
     stages = replace(
         stages,
@@ -87,18 +87,22 @@ async def evaluate(args: Options, dataset: EvalDataset, rollout: Bound, stages: 
         )
     check_groups(rollout, finished, may_be_empty=True)
     metrics = await asyncio.to_thread(eval_metrics, entry.name, finished)
-    too_long = len(dataset.file) - len(groups)
-    counts = {"too_long": too_long, "bad_rows": dataset.file.num_bad_rows}
+    too_long = len(dataset.file) - len(groups) - unreadable
+    counts = {"too_long": too_long, "bad_rows": dataset.file.num_bad_rows + unreadable}
     return metrics | {f"eval/{entry.name}/{key}": float(count) for key, count in counts.items() if count}
 
 
-def _groups(args: Options, dataset: EvalDataset, stages: Stages) -> list[Group]:
-    groups = []
+def _groups(args: Options, dataset: EvalDataset, stages: Stages) -> tuple[list[Group], int]:
+    """The prompts that can be asked, and how many cannot be read."""
+    groups, unreadable = [], 0
     num_samples = dataset.entry.n_samples_per_prompt or args.eval_n_samples_per_prompt
     for row in range(len(dataset.file)):
         prompt = dataset.file.sample(args, row, dataset.entry.name)
-        stages.prompts.tokenize(prompt)
+        if not stages.prompts.readable(prompt):
+            unreadable += 1
+            continue
+        prompt.processed = None  # for training alone, and large
         if len(prompt.tokens) <= longest_prompt(args, stages.engine):
             prompt.group_index, prompt.index = row, num_samples * len(groups)
             groups.append(members(prompt, num_samples))
-    return groups
+    return groups, unreadable

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import logging
 import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import numpy as np
 
@@ -14,7 +18,10 @@ from slime_core.options import Options
 from slime_core.types import Group, Sample
 
 if TYPE_CHECKING:
+    from PIL import Image
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+logger = logging.getLogger(__name__)
 
 IMAGE_TIMEOUT_S = 30.0
 """For an image behind an http address."""
@@ -45,6 +52,17 @@ class Prompts:
         else:
             tokens = encode_prompt(self._tokenizer, sample.prompt, **self._template(sample))
         sample.tokens = np.asarray(tokens, np.int32)
+
+    def readable(self, sample: Sample) -> bool:
+        """`tokenize`, or False where that fails and `--skip-bad-rows` leaves such rows out."""
+        try:
+            self.tokenize(sample)
+        except DataError as error:
+            if not self._args.skip_bad_rows:
+                raise
+            logger.warning("left out a row: %s", error)
+            return False
+        return True
 
     def restore(self, group: Group) -> None:
         """Make the arrays of a group's images again where they are missing, as no file keeps them.
@@ -84,12 +102,13 @@ class Prompts:
 
     def _process(self, sample: Sample, images: list[str]) -> list[int]:
         """The prompt's tokens with its images; sets `processed` and the prompt that engines get."""
-        from transformers.image_utils import load_image
-
         try:
-            pictures = [load_image(image, timeout=IMAGE_TIMEOUT_S).convert("RGB") for image in images]
+            pictures = [_picture(image) for image in images]
         except Exception as error:  # Pillow, base64 and the HTTP client raise many kinds
-            raise DataError(f"an image of a prompt cannot be read: {type(error).__name__}: {error}") from None
+            raise DataError(
+                f"an image of a prompt of data set '{sample.dataset}' cannot be read: {type(error).__name__}: {error}; "
+                f"the prompt is {str(sample.prompt)[:200]!r}. Mend it, or leave such rows out with --skip-bad-rows."
+            ) from None
         text = render_prompt(self._processor, sample.prompt, **self._template(sample))
         with self._processing:  # tokenizers keep state while they encode
             short = list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -103,3 +122,15 @@ class Prompts:
         sample.unexpanded_prompt = short
         tokens: list[int] = made["input_ids"][0].tolist()
         return tokens
+
+
+def _picture(image: str) -> Image.Image:
+    """The image as engines decode it: its orientation tag is not followed, so that both see the same."""
+    from PIL import Image
+
+    if image.startswith("data:"):
+        content = base64.b64decode(image.partition(",")[2])
+    else:
+        with urlopen(image, timeout=IMAGE_TIMEOUT_S) as answer:
+            content = answer.read()
+    return Image.open(io.BytesIO(content)).convert("RGB")

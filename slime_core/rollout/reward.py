@@ -8,7 +8,7 @@ import logging
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_core.bound import Bound
@@ -131,7 +131,8 @@ class Rewards:
             return await self._grade_here(grader, subject)
         if self._pool is None:
             raise PluginError(f"plugin '{grader.name}' needs a worker process, and none was started.")
-        return await self._pool.grade(grader.bound.hook, grader.choice.reference, subject)
+        light = {name: _without_arrays(value) for name, value in subject.items()}
+        return await self._pool.grade(grader.bound.hook, grader.choice.reference, light)
 
     async def _grade_here(self, grader: Grader, subject: dict[str, Any]) -> Any:
         timeout_s = self._args.reward_timeout_s
@@ -142,6 +143,13 @@ class Rewards:
             if limit.expired():
                 raise RewardFailure(f"took longer than {timeout_s:g} s and was cancelled") from None
             raise RewardFailure(f"{type(error).__name__}: {error}") from error
+
+
+def _without_arrays(subject: Any) -> Any:
+    """A sample, or each of a list, without what a processor made of its images: no grader needs it, and it is large."""
+    if isinstance(subject, list):
+        return [_without_arrays(sample) for sample in subject]
+    return subject if subject.processed is None else replace(subject, processed=None)
 
 
 def _keep(sample: Sample, grader: Grader, result: Any) -> None:

@@ -147,8 +147,8 @@ class Source:
             fruitless = 0 if good else fruitless + count
             if fruitless >= MAX_TOO_LONG:
                 raise DataError(
-                    f"{fruitless} prompts in a row are longer than {limit} tokens; raise --max-prompt-tokens (or the "
-                    "model's context) or shorten the data."
+                    f"{fruitless} prompts in a row are longer than {limit} tokens, or cannot be read; raise "
+                    "--max-prompt-tokens (or the model's context), or shorten the data."
                 )
         return samples
 
@@ -160,13 +160,12 @@ class Source:
             raise PluginError(
                 f"plugin '{self._get_samples.name}': get_samples must return a list of {count} samples, got {got}."
             )
-        for sample in drawn:
-            self._prompts.tokenize(sample)
+        readable = [sample for sample in drawn if self._prompts.readable(sample)]
         limit = longest_prompt(self._args, self._engine)
-        good = [sample for sample in drawn if len(sample.tokens) <= limit]
-        if len(good) < count and not self.num_too_long:
+        good = [sample for sample in readable if len(sample.tokens) <= limit]
+        if len(good) < len(readable) and not self.num_too_long:
             logger.warning("left out a prompt longer than %d tokens; data/too_long counts them", limit)
-        self.num_too_long += count - len(good)
+        self.num_too_long += len(readable) - len(good)
         return good
 
     def _new_group(self, prompt: Sample) -> Group:

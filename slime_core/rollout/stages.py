@@ -72,7 +72,9 @@ class Stages:
 
     def keep(self, group: Group) -> None:
         """Say that a judged group will be trained, so that trainers may look at it early."""
-        if not self.over_sampling_filters:
+        # a group from a file has the arrays of its images again when it is packed
+        whole = all(sample.unexpanded_prompt is None or sample.processed is not None for sample in group)
+        if whole and not self.over_sampling_filters:
             self.early.keep(group)
 
     async def rank(self, groups: list[Group], num_groups: int) -> list[Group]:

@@ -259,3 +259,31 @@ async def test_closing_while_groups_are_called_back_leaves_no_task(make_args, wr
         await manager.rollout(0)
         assert len(asyncio.all_tasks()) > 1, "groups are being called back"
     assert len(asyncio.all_tasks()) == 1
+
+
+HOLDING = """
+import threading
+started, go_on = threading.Event(), threading.Event()
+
+@hookimpl
+def over_sampling_filter(groups):
+    started.set()
+    go_on.wait(30)
+    return groups
+"""
+
+
+async def test_a_round_that_is_given_up_while_its_groups_are_ranked_loses_none(
+    make_args, write_rows, open_manager, plugin_file
+):
+    rows = write_rows([{"prompt": f"p{i}"} for i in range(6)])
+    flags = ["--prompt-data", rows, "--generate", plugin_file("echoing", ECHO), "--over-sampling-batch-size", "4"]
+    args = make_args(*flags, "--over-sampling-filter", plugin_file("holding", HOLDING))
+    async with open_manager(args) as manager:
+        plugin = manager._stages.over_sampling_filters[0].impl.function.__globals__
+        collecting = asyncio.create_task(manager.rollout(0))
+        await asyncio.to_thread(plugin["started"].wait, 30)
+        await manager.abandon()
+        plugin["go_on"].set()
+        await asyncio.gather(collecting, return_exceptions=True)
+        assert (manager.source.num_drawn, manager.source.num_waiting) == (4, 4)

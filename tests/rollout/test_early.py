@@ -54,10 +54,8 @@ def test_tokens_that_a_converter_changed_are_unknown():
     early = Early()
     early.keep([sample])
     early.note([answer_of(early.take())])
-    batch = TrainBatch.from_samples([sample])
-    batch.tokens = batch.tokens.copy()
-    batch.tokens[-1] += 1
-    filled, fraction = early.fill(batch)
+    sample.tokens[-1] += 1  # the very sample that was handed out
+    filled, fraction = early.fill(TrainBatch.from_samples([sample]))
     assert np.isnan(filled.per_token["old_logprobs"]).all() and fraction == 0.0
 
 
@@ -116,7 +114,7 @@ async def test_groups_that_a_filter_will_still_rank_are_not_handed_out(make_args
     async with open_manager(make_args(*flags, "--overlap-logprobs", "--num-steps-per-rollout", "2")) as manager:
         finished = await manager.rollout(0)
         assert finished.metrics["perf/early_logprob_fraction"] == 0.0
-        assert manager._stages.early.take() is None and not manager._stages.early._samples
+        assert manager._stages.early.take() is None and not manager._stages.early._taken
 
 
 @pytest.mark.parametrize(

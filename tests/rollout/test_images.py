@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from aiohttp import web
+from PIL import Image
 from transformers import AutoProcessor
 
 from slime_core.errors import DataError, OptionError
+from slime_core.rollout.early import Early
 from slime_core.rollout.manager import RolloutManager
 from slime_core.rollout.prompts import Prompts
 from slime_core.rollout.sample_file import read_groups, write_groups
+from slime_core.rollout.stages import Stages
 from slime_core.types import Sample
 from tiny_vision_model import IMAGE_TOKEN, TOKENS_AN_IMAGE, picture, save_vision_model
 
@@ -126,7 +134,7 @@ def test_more_images_than_places_are_refused(make_args):
 def test_a_picture_that_cannot_be_decoded_is_an_error_about_data(make_args):
     prompts = Prompts(make_args(*FLAGS), None)
     sample = Sample(prompt="<image>", multimodal={"image": ["data:image/png;base64,AAAA"]})
-    with pytest.raises(DataError, match="an image of a prompt cannot be read: "):
+    with pytest.raises(DataError, match="an image of a prompt of data set 'train' cannot be read: "):
         prompts.tokenize(sample)
 
 
@@ -138,3 +146,52 @@ def test_a_processor_that_does_not_load_is_named(make_args, tmp_path, model_dir)
     prompts = Prompts(make_args("--model", directory, *FLAGS), None)
     with pytest.raises(OptionError, match=r"the processor of --model .*broken for images does not load"):
         prompts.tokenize(Sample(prompt="<image>", multimodal={"image": [picture("red")]}))
+
+
+async def test_pictures_that_cannot_be_decoded_are_left_out_where_bad_rows_are(
+    make_args, write_rows, engine, plugin_file, caplog
+):
+    url, _ = engine
+    rows = [{"prompt": "<image>?", "images": [picture("red") if good else "data:image/png;base64,AAAA"]}
+            for good in (True, False, True)]  # fmt: skip
+    reward = plugin_file(
+        "reward", "@hookimpl\ndef reward(sample):\n    assert sample.processed is None\n    return 1.0"
+    )
+    flags = ["--reward", reward, "--no-shuffle", "--skip-bad-rows", *FLAGS]
+    manager = RolloutManager(make_args("--prompt-data", write_rows(rows), *flags), url, [], 1)
+    try:
+        batch = (await manager.rollout(0)).shards[0].batch
+    finally:
+        await manager.close()
+    assert batch.num_samples == 4
+    assert [entry["image"] for entry in batch.multimodal] == [[picture("red")]] * 4
+    assert "left out a row: an image of a prompt of data set 'train' cannot be read" in caplog.text
+
+
+def test_an_orientation_tag_is_not_followed_as_engines_do_not(make_args):
+    file = io.BytesIO()
+    image, tags = Image.new("RGB", (40, 30), "red"), Image.Exif()
+    image.paste("blue", (0, 0, 20, 30))
+    tags[0x0112] = 6
+    image.save(file, "PNG", exif=tags)
+    plain = io.BytesIO()
+    image.save(plain, "PNG")
+    arrays = []
+    for content in (file, plain):
+        args = make_args(*FLAGS)
+        sample = Sample(prompt=[{"role": "user", "content": [{"type": "image"}]}])
+        sample.multimodal = {"image": ["data:image/png;base64," + base64.b64encode(content.getvalue()).decode()]}
+        Prompts(args, AutoProcessor.from_pretrained(args.model).tokenizer).tokenize(sample)
+        arrays.append(sample.processed["pixel_values"])
+    np.testing.assert_array_equal(arrays[0], arrays[1])
+
+
+def test_groups_that_lost_their_arrays_are_not_handed_out_early(make_args):
+    _, sample = prompts_and_sample(make_args(*FLAGS))
+    sample.append([70], logprobs=[-1.0])
+    early = Early()
+    holder = SimpleNamespace(over_sampling_filters=[], early=early)
+    Stages.keep(holder, [replace(sample, processed=None)])
+    assert early.take() is None
+    Stages.keep(holder, [sample])
+    assert early.take().num_samples == 1

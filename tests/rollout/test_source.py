@@ -82,7 +82,7 @@ async def test_too_long_prompts_are_counted_and_replaced(make_args, write_rows, 
 async def test_only_too_long_prompts_stop_the_run(make_args, write_rows, open_manager):
     path = write_rows([{"prompt": "x" * 9}])
     async with open_manager(make_args("--prompt-data", path, "--max-prompt-tokens", "5")) as manager:
-        with pytest.raises(DataError, match="4096 prompts in a row are longer than 5 tokens"):
+        with pytest.raises(DataError, match="4096 prompts in a row are longer than 5 tokens, or cannot be read"):
             await manager.source.get_groups(1)
 
 

@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from slime_core.errors import SlimeError
+from slime_core.multi_turn import split_turns
 from slime_core.rollout.prompts import Prompts
 from slime_core.training.batch import TensorBatch
 from slime_core.training.ranks import Ranks
@@ -154,3 +155,16 @@ def test_a_round_with_images_trains_the_whole_model_and_is_saved_whole(
     other.load(tmp_path)
     for name, tensor in other.weights("float32"):
         torch.testing.assert_close(tensor, after[name], rtol=0, atol=0)
+
+
+def test_token_types_belong_to_the_prompt_that_was_processed_also_in_a_later_turn(make_args, qwen_vl):
+    sample = qwen_vl_samples()[0]
+    sample.append([12, 13], trainable=False)
+    sample.append([14, 15], logprobs=[-1.0, -1.0])
+    sample.turn_ends = [4, 8]
+    sample.weight_versions[:4] = sample.weight_versions[6:] = 0
+    parts = split_turns(sample)
+    policy = load_policy(make_args(model=qwen_vl), ALONE)
+    logprobs, _ = policy.logprobs(TensorBatch.of(TrainBatch.from_samples(parts), CPU))
+    whole, _ = policy.logprobs(TensorBatch.of(TrainBatch.from_samples([sample]), CPU))
+    torch.testing.assert_close(logprobs, torch.cat([whole[:4], whole[6:]]), atol=1e-5, rtol=1e-4)

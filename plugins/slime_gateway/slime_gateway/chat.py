@@ -194,6 +194,8 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
 
     Where any call is malformed, the whole answer is text and the agent decides what to make of it.
     """
+    if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
+        return text, []  # an answer that only opens would be searched to its end at every opening
     bodies = TOOL_CALL.findall(text)
     calls = [_parsed_call(body) for body in bodies]
     whole = [call for call in calls if call is not None]

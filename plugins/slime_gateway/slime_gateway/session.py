@@ -68,7 +68,8 @@ class Session:
         self._tokenizer = tokenizer
         self._turn_ends = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
         self._context_tokens = context_tokens
-        self._params = sampling_params
+        stop = sampling_params.get("stop") or []
+        self._params = {**sampling_params, "stop": [stop] if isinstance(stop, str) else list(stop)}
         self._template_kwargs = template_kwargs
         self._limits = limits
         self._time_left_s = limits.timeout_s
@@ -81,7 +82,7 @@ class Session:
         self._over = asyncio.Event()
         self._generations: set[asyncio.Task[Any]] = set()
         self._error: SlimeError | None = None
-        self._num_calls = 0
+        self._num_calls, self._since = 0, 0.0
         self._claimed: set[int] = set()
 
     # --- for the generator ---------------------------------------------------------------------------------------
@@ -95,6 +96,8 @@ class Session:
             SlimeError: what an engine request of the agent raised.
         """
         mine = self._claim(sample)
+        if not self._num_calls:
+            self._since = time.monotonic()
         self._num_calls += 1
         try:
             return await self._run(engine, mine)
@@ -102,11 +105,11 @@ class Session:
             self._num_calls -= 1
             if not self._num_calls:
                 self._claimed.clear()
+                self._time_left_s = max(0.0, self._time_left_s - (time.monotonic() - self._since))
 
     async def _run(self, engine: Any, mine: int | None) -> list[Sample]:
         self._engine = engine
         self._has_engine.set()
-        started = time.monotonic()
         over, stopped = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(engine.until_stopped())
         self._stopped = stopped
         try:
@@ -115,7 +118,6 @@ class Session:
             over.cancel()
             stopped.cancel()
         if not self._over.is_set() and stopped.done() and not stopped.cancelled():
-            self._time_left_s = max(0.0, self._time_left_s - (time.monotonic() - started))
             return await self._parked(engine, mine)
         if not self._over.is_set():
             self._limit_hit = f"the agent had not ended after {self._limits.timeout_s:g} s"
@@ -211,7 +213,7 @@ class Session:
             params = {
                 **self._params,
                 "max_new_tokens": self._room(turn, request),
-                "stop": [*(self._params.get("stop") or []), *request.stop],
+                "stop": [*self._params["stop"], *request.stop],
             }
             if params["max_new_tokens"] <= 0:  # nothing is left of a turn that was aborted and comes back
                 turn.sample.status = Status.TRUNCATED

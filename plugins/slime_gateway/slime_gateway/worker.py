@@ -146,7 +146,7 @@ async def _run(agent: Agent, number: str, task: Task, answers: BinaryIO) -> None
         json.dumps(ended)
     except asyncio.CancelledError:
         ended = {"error": "it was cancelled"}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         ended = {"error": f"{type(error).__name__}: {error}"[:NUM_ERROR_CHARACTERS]}
     _say(answers, {"ended": number, **ended})

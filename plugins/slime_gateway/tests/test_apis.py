@@ -84,3 +84,8 @@ def test_a_stream_says_what_the_whole_answer_says(tokenizer, api, content, finis
             said += event.get("delta", {}).get("text", "") if api is ANTHROPIC else ""
             said += "".join(c["delta"].get("content", "") for c in event.get("choices", []))
     assert said == (whole["content"][0]["text"] if api is ANTHROPIC else whole["choices"][0]["message"]["content"])
+
+
+def test_an_answer_that_only_opens_calls_is_text_however_long_it_is():
+    text = "<tool_call>" * 200_000  # a search to the end from every opening would take hours
+    assert parse_tool_calls(text) == (text, [])

@@ -123,6 +123,7 @@ async def test_many_agents_share_a_process(start, playing):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("raise KeyError('x')", "KeyError"),
         ("await ask(task)\n    raise ValueError('bad tool')", "ValueError: bad tool"),
         ("await ask(task)\n    return float('nan')", "finite number"),

@@ -79,8 +79,8 @@ def open_index(corpus: Path | None, directory: Path | None, ranking: Ranking) ->
             with FileLock(f"{directory}.lock"):  # whoever comes second waits, and finds the index
                 if _about(directory) != _wanted(corpus, ranking):
                     _build(corpus, directory, ranking)
-        elif corpus is None and (_about(directory) or {}).get("kind") != ranking.kind:
-            raise DataError(f"{directory} holds no {ranking.kind} index; name its corpus too, to build one there.")
+        elif corpus is None:
+            _require(directory, {"kind": ranking.kind, **ranking.settings()})
         return LocalIndex(directory, ranking)
     except OSError as error:
         raise DataError(
@@ -92,6 +92,18 @@ def _wanted(corpus: Path, ranking: Ranking) -> dict[str, Any]:
     state = corpus.stat()
     corpus_is = {"size_bytes": state.st_size, "modified_ns": state.st_mtime_ns}
     return {"format": FORMAT, "kind": ranking.kind, **corpus_is, **ranking.settings()}
+
+
+def _require(directory: Path, wanted: dict[str, Any]) -> None:
+    about = _about(directory) or {}
+    if about.get("kind") != wanted["kind"]:
+        raise DataError(f"{directory} holds no {wanted['kind']} index; name its corpus too, to build one there.")
+    for name, value in wanted.items():
+        if about.get(name) != value:
+            raise DataError(
+                f"the index {directory} was made with {name} {about.get(name)!r}, not {value!r}; give the flags it was "
+                "made with, or name its corpus to build it anew."
+            )
 
 
 def _about(directory: Path) -> Any:

@@ -84,7 +84,7 @@ class SearchR1:
             turn.sample.metadata["malformed_searches"] = turn.sample.metadata.get("malformed_searches", 0) + 1
             return self._information(engine, NO_QUERY)
         (result,) = await call_tools(turn.sample, [self._find(search, query)], timeout_s=None)
-        return self._information(engine, harmless(_message(result), engine.tokenizer.all_special_tokens))
+        return self._information(engine, harmless(_message(result), _control_tokens(engine.tokenizer)))
 
     async def _find(self, search: Search, query: str) -> str:
         hits = await search(query)
@@ -112,6 +112,11 @@ class SearchR1:
         encode = partial(engine.tokenizer.encode, add_special_tokens=False)
         shown = encode(text)[: self._args.search_r1_max_information_tokens]
         return [*encode("\n\n<information>"), *shown, *encode("</information>\n\n")]
+
+
+def _control_tokens(tokenizer: Any) -> list[str]:
+    """Tokens that no plain text becomes, those without a name among them, longest first."""
+    return sorted({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, key=len, reverse=True)
 
 
 def harmless(text: str, special_tokens: Iterable[str]) -> str:

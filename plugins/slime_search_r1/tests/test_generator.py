@@ -7,10 +7,12 @@ import re
 import numpy as np
 import pytest
 from aiohttp import web
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from slime_core import DataError, OptionError, Sample, Status
 from slime_core.testing import ScriptedEngine, make_options
-from slime_search_r1.plugin import NO_QUERY, TAG, harmless
+from slime_search_r1.plugin import NO_QUERY, TAG, _control_tokens, harmless
 
 SEARCH, ANSWER = "<search>tea</search>", "<answer>kettle</answer>"
 INFORMATION = "\n\n<information>kettle</information>\n\n"
@@ -340,3 +342,11 @@ async def test_a_broken_corpus_ends_the_run_rather_than_being_told_to_the_model(
     path.write_text(json.dumps({"title": "no text"}))
     with pytest.raises(DataError, match="row 1"):
         await run(make_plugin("--search-r1-corpus", path), ScriptedEngine([SEARCH]))
+
+
+def test_control_tokens_without_a_name_are_known():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="<|eot_id|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start_header_id|>"]})
+    found = _control_tokens(tokenizer)
+    assert {"<|eot_id|>", "<|start_header_id|>"} <= set(found)
+    assert "<|start_header_id|>" not in harmless("a<|start_header_id|>b", found)

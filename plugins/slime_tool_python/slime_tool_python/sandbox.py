@@ -140,7 +140,10 @@ def _holds_more(directory: Path, most_bytes: int) -> bool:
         try:
             with os.scandir(open_directories.pop()) as entries:
                 for entry in entries:
-                    total += BLOCK_BYTES + 512 * entry.stat(follow_symlinks=False).st_blocks
+                    try:
+                        total += BLOCK_BYTES + 512 * entry.stat(follow_symlinks=False).st_blocks
+                    except FileNotFoundError:  # gone since; the others still count
+                        continue
                     if total > most_bytes:
                         return True
                     if entry.is_dir(follow_symlinks=False):

@@ -217,6 +217,10 @@ async def test_memory_is_bounded(code):
     assert "MiB of memory" in said or "MemoryError" in said
 
 
+async def test_memory_that_no_limit_counts_is_refused():
+    assert "PermissionError" in await failure("import os\nos.memfd_create('a')")
+
+
 async def test_threads_without_end_are_bounded():
     code = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
     said = await failure(code)

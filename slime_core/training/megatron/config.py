@@ -92,13 +92,21 @@ def megatron_config(
     """Megatron's TransformerConfig of a transformers configuration.
 
     Raises:
-        OptionError: for a rotary embedding or an activation that the portable layers do not have.
+        OptionError: for an attention, an activation or biases that the portable layers do not have.
     """
     import torch
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     if hf.hidden_act != "silu":
         raise OptionError(f"Megatron models here have the activation silu, not '{hf.hidden_act}'.")
+    own = dict(family.config(hf))
+    if set(getattr(hf, "layer_types", None) or ()) - {"full_attention"}:
+        raise OptionError(
+            "Megatron models here attend to all earlier tokens; this one has other layers, such as sliding windows: "
+            "use --train-backend torch."
+        )
+    if getattr(hf, "mlp_bias", False) or (getattr(hf, "attention_bias", False) and not own.get("add_qkv_bias")):
+        raise OptionError("this model has biases for which its family has no rule: use --train-backend torch.")
     fields: dict[str, Any] = {
         "num_layers": hf.num_hidden_layers,
         "hidden_size": hf.hidden_size,
@@ -145,7 +153,7 @@ def megatron_config(
             "recompute_method": "uniform",
             "recompute_num_layers": args.recompute_num_layers,
         }
-    return TransformerConfig(**fields | dict(family.config(hf)))
+    return TransformerConfig(**fields | own)
 
 
 def rotary_arguments(hf: Any, family: Family) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def save_hugging_face(
             files.append(_write(shard, directory, len(files)))
             _name_files(files, names, total)
             copy_files(source, directory, DESCRIPTION)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the model cannot be written to {directory}: {error}") from error
 
 

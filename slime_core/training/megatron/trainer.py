@@ -24,7 +24,7 @@ from slime_core.training.megatron.hugging_face import save_hugging_face, stacked
 from slime_core.training.megatron.model import MegatronModel, Row, build_model
 from slime_core.training.megatron.optimizer import Optimizer, wrap
 from slime_core.training.megatron.ranks import MegatronRanks
-from slime_core.training.model_files import TRAINER
+from slime_core.training.model_files import TRAINER, check_vocabulary, write_dtype
 from slime_core.training.round import MicroLoss, Round
 from slime_core.types import FloatArray, IntArray, Shard
 
@@ -53,6 +53,9 @@ class MegatronTrainer:
         self.ranks = MegatronRanks.join(
             args, rank, world_size, address=master_address, port=master_port, device=self._device
         )
+        if needs_reference(args):
+            check_vocabulary(args, "--ref-model", args.ref_model)
+        check_vocabulary(args, "--teacher-model", args.teacher_model)
         self._policy = self._load(args.model)
         self._reference = self._load(args.ref_model or args.model) if needs_reference(args) else None
         self._teacher = self._load(args.teacher_model) if args.teacher_model is not None else None
@@ -203,6 +206,8 @@ class MegatronTrainer:
         self._gather_parameters()
         weights = named_weights(self._policy, self._weight_map, self._policy.config.params_dtype)
         save_hugging_face(weights, Path(self._args.model), directory, self.ranks.rank == 0)
+        if self.ranks.rank == 0:
+            write_dtype(directory, self._policy.config.params_dtype)
 
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint, of any layout."""

@@ -39,6 +39,10 @@ class Critic(nn.Module):
         self._model = Policy(Entry(model), ranks.device, compute_dtype(args, ranks.device), 1.0, packs, False)
         self.optimizer = Optimizer(argparse.Namespace(**{**vars(args), "lr": args.critic_lr}), self)
 
+    def get_output_embeddings(self) -> nn.Module:
+        """The head, which Muon leaves to AdamW."""
+        return self.head
+
     def forward(self, compute: Callable[..., Any], *inputs: Any) -> Any:
         """compute(*inputs), as of an `Entry`."""
         return compute(*inputs)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from slime_core.errors import CheckpointError
-from slime_core.training.model_files import FILES_BESIDE, copy_files
+from slime_core.training.model_files import FILES_BESIDE, copy_files, write_dtype
 from slime_core.training.torch_backend.sharding import whole
 from slime_core.training.torch_backend.trainable import ADAPTER, adapted
 
@@ -63,6 +63,7 @@ def write_model(model: PreTrainedModel, dtype: torch.dtype, source: Path, target
     try:
         target.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(target, state_dict=weights)
+        write_dtype(target, dtype)
         copy_files(source, target, FILES_BESIDE)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the model cannot be written to {target}: {error}") from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from slime_core.errors import OptionError
 from slime_core.options import needs_reference
+from slime_core.training.model_files import check_vocabulary
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.export import named_weights
 from slime_core.training.torch_backend.load import load_frozen
@@ -48,14 +48,5 @@ class Frozen:
 
 
 def _load(args: argparse.Namespace, flag: str, directory: str | None, ranks: Ranks) -> Policy:
-    if directory is not None and _vocabulary(directory) != _vocabulary(args.model):
-        raise OptionError(
-            f"{flag} {directory} has another vocabulary than --model {args.model}; log-probabilities of the same "
-            "tokens can only be compared between models that share a tokenizer."
-        )
+    check_vocabulary(args, flag, directory)
     return load_frozen(args, ranks, directory or args.model)
-
-
-def _vocabulary(directory: str) -> dict[str, int]:
-    known: dict[str, int] = AutoTokenizer.from_pretrained(directory, trust_remote_code=False).get_vocab()
-    return known

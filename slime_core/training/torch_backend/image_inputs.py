@@ -21,19 +21,18 @@ def has_images(batch: TrainBatch) -> bool:
 def image_inputs(batch: TrainBatch, device: torch.device) -> dict[str, torch.Tensor]:
     """The arrays of all samples under the processor's names, for tokens as right-padded rows [S, L].
 
-    An array with one entry a prompt token, [1, prompt length] (token types), becomes [S, L], 0 elsewhere. All others
-    count images or patches along their first axis and are joined there, sample after sample; where their other axes
-    differ, they are filled up with zeros, as processors do it within a sample.
+    Token types, [1, prompt length], become [S, L], 0 behind the prompt that was processed. All others count images or
+    patches along their first axis and are joined there, sample after sample; where their other axes differ, they are
+    filled up with zeros, as processors do it within a sample.
     """
     shape = (batch.num_samples, int(batch.lengths.max()))
     rows: dict[str, torch.Tensor] = {}
     parts: dict[str, list[torch.Tensor]] = {}
     for row, entry in enumerate(batch.multimodal):
-        prompt = int(batch.lengths[row] - batch.response_lengths[row])
         for name, array in (entry or {}).get(PROCESSED, {}).items():
             tensor = torch.as_tensor(array, device=device)
-            if tuple(tensor.shape) == (1, prompt):
-                rows.setdefault(name, tensor.new_zeros(shape))[row, :prompt] = tensor[0]
+            if name.endswith("token_type_ids"):
+                rows.setdefault(name, tensor.new_zeros(shape))[row, : tensor.shape[1]] = tensor[0]
             else:
                 parts.setdefault(name, []).append(tensor)
     return rows | {name: _joined(tensors) for name, tensors in parts.items()}

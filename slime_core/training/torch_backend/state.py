@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from slime_core.errors import CheckpointError
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.checkpoint import Tensors, load, saved_shapes
 from slime_core.training.torch_backend.optimizer import Optimizer
@@ -48,6 +49,13 @@ def restore(optimizers: Mapping[str, Optimizer], reference: Tensors, ranks: Rank
     rng = wanted[_rng(ranks.rank)]
     if _rng(ranks.rank) not in saved:
         del wanted[_rng(ranks.rank)]
+    for who in optimizers:
+        stray = [name for name in saved if name.startswith(f"{who}/weights/") and name not in wanted]
+        if stray:
+            raise CheckpointError(
+                f"the training state in {directory} has {stray[0]}, which these options do not train; resume with the "
+                "run's own --freeze-params, --only-train-params and --lora-*."
+            )
     load(wanted, directory, ranks)
     for who, optimizer in optimizers.items():
         optimizer.loaded(int(wanted[f"{who}/steps"].item()))

@@ -54,6 +54,9 @@ def _add_lora(args: argparse.Namespace, model: PreTrainedModel) -> None:
         inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
         raise OptionError(f"--lora-targets does not fit --model: {error}") from None
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if model.config.get_text_config().tie_word_embeddings and any(hasattr(end, "base_layer") for end in ends):
+        raise OptionError("--lora-targets names embedding or head of --model, which share a tensor; leave them out.")
     for parameter in model.parameters():
         parameter.data = parameter.data.to(model.dtype)
 
