@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from slime_core.engines.checksum import model_checksums
-from slime_core.errors import OptionError
+from slime_core.errors import CheckpointError, OptionError
 from slime_core.training.torch_backend.checkpoint import saved_shapes
 
 
@@ -119,3 +122,24 @@ def test_the_critic_trains_whole_beside_adapters(make_trainer, tmp_path):
     critic = {name for name in saved_shapes(tmp_path) if name.startswith("critic/weights/")}
     assert "critic/weights/body.embed_tokens.weight" in critic
     assert not any("lora" in name for name in critic)
+
+
+def test_a_run_does_not_go_on_with_fewer_trained_parameters(make_trainer, samples, shard_of, tmp_path):
+    trainer = make_trainer()
+    trainer.train(0, shard_of(samples(4)))
+    trainer.save(tmp_path)
+    narrower = make_trainer("--freeze-params", "embed_tokens")
+    with pytest.raises(CheckpointError, match=r"has policy/weights/.*embed_tokens.*, which these options do not train"):
+        narrower.load(tmp_path)
+
+
+def test_an_export_names_the_dtype_of_its_weights(make_trainer, tmp_path):
+    make_trainer("--dtype", "bfloat16").export(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+def test_adapters_on_a_tied_head_are_refused(make_trainer):
+    with pytest.raises(OptionError, match="embedding or head of --model, which share a tensor"):
+        make_trainer("--lora-rank", "2", "--lora-targets", "q_proj", "embed_tokens")

@@ -54,7 +54,7 @@ def restore(optimizers: Mapping[str, Optimizer], reference: Tensors, ranks: Rank
         if stray:
             raise CheckpointError(
                 f"the training state in {directory} has {stray[0]}, which these options do not train; resume with the "
-                "run's own --freeze-params, --only-train-params and --lora-*."
+                "options of the run, --model, --freeze-params, --only-train-params and --lora-* among them."
             )
     load(wanted, directory, ranks)
     for who, optimizer in optimizers.items():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from transformers import LlamaConfig, Qwen3Config
 
 from slime_core.cluster.placement import data_parallel_ranks
 from slime_core.errors import OptionError
 from slime_core.options import parse
-from slime_core.training.megatron.config import check_backend
+from slime_core.training.megatron.config import check_backend, megatron_config
+from slime_core.training.megatron.families.registry import find_family
 from training.megatron.cases import EP2, PP2, SP, TP2
 
 
@@ -69,3 +72,17 @@ def test_a_family_without_rules_is_refused(models, tmp_path):
 def test_ranks_with_parts_of_one_copy_train_on_the_same_share(models):
     flags = [*TP2, *PP2, "--num-trainers", "8"]
     assert data_parallel_ranks(options(models["qwen3"], *flags)) == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Qwen3Config(layer_types=["full_attention", "sliding_attention"], num_hidden_layers=2), "sliding windows"),
+        (LlamaConfig(attention_bias=True), "biases for which its family has no rule"),
+        (LlamaConfig(mlp_bias=True), "biases for which its family has no rule"),
+    ],
+)
+def test_parts_of_a_model_without_a_counterpart_are_refused(config, message, models):
+    family = find_family(config.model_type)
+    with pytest.raises(OptionError, match=message):
+        megatron_config(options(models["qwen3"]), config, family, torch.float32, True)
