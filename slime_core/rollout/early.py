@@ -63,6 +63,8 @@ class Early:
 
         A sample whose tokens a converter has changed since counts as unknown.
         """
+        if not self._found:
+            return batch, 0.0
         names = sorted({name for found in self._found.values() for name in found})
         ends, response_ends = np.cumsum(batch.lengths), np.cumsum(batch.response_lengths)
         keys = {name: np.full(len(batch.loss_mask), np.nan, np.float32) for name in names}

@@ -197,7 +197,9 @@ async def test_a_cancelled_generation_ends_its_agent(start, playing, tmp_path):
     await until(lambda: engine.under_way)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
     await until((tmp_path / "ended").exists)
+    assert (tmp_path / "ended").exists()
     await until(lambda: not engine.under_way)
 
 

@@ -290,8 +290,16 @@ async def test_runs_go_side_by_side():
     assert said == [str(i) for i in range(8)]
 
 
-async def test_the_sandbox_is_tried_before_it_is_trusted():
+async def test_the_sandbox_is_tried_before_it_is_trusted(monkeypatch):
+    plain, tried = sandbox.run_code, []
+
+    async def noting(code, limits):
+        tried.append(await plain(code, limits))
+        return tried[-1]
+
+    monkeypatch.setattr(sandbox, "run_code", noting)
     await require_protection(LIMITS)
+    assert tried, "code ran in the sandbox before it was trusted"
 
 
 async def test_a_system_without_protection_is_refused(monkeypatch):
