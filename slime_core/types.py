@@ -65,6 +65,8 @@ class Sample:
     """Why the status is FAILED."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """This sample's own sampling parameters, over those of the run."""
+    origin: str = ""
+    """The file and line that the prompt is from, for errors to name."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """From the data set's row, and what plugins note."""
     train_metadata: dict[str, Any] | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import logging
 import threading
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -47,10 +49,11 @@ class Prompts:
         if not sample.prompt or len(sample.tokens):
             return
         images = (sample.multimodal or {}).get("image")
-        if images and self._processor is not None:
-            tokens = self._process(sample, images)
-        else:
-            tokens = encode_prompt(self._tokenizer, sample.prompt, **self._template(sample))
+        with _naming_the_row_of(sample):
+            if images and self._processor is not None:
+                tokens = self._process(sample, images)
+            else:
+                tokens = encode_prompt(self._tokenizer, sample.prompt, **self._template(sample))
         sample.tokens = np.asarray(tokens, np.int32)
 
     def readable(self, sample: Sample) -> bool:
@@ -83,7 +86,9 @@ class Prompts:
 
     def _process_again(self, sample: Sample, images: list[str]) -> None:
         before = sample.tokens[: sample.prompt_length].tolist()
-        if self._processor is None or self._process(sample, images) != before:
+        with _naming_the_row_of(sample):
+            now = self._process(sample, images) if self._processor is not None else []
+        if now != before:
             raise DataError(
                 f"the images of sample {sample.index} do not give the tokens that they gave before: the model's "
                 "processor, or an image behind an address, has changed. Resume with the files that the run had."
@@ -106,8 +111,8 @@ class Prompts:
             pictures = [_picture(image) for image in images]
         except Exception as error:  # Pillow, base64 and the HTTP client raise many kinds
             raise DataError(
-                f"an image of a prompt of data set '{sample.dataset}' cannot be read: {type(error).__name__}: {error}; "
-                f"the prompt is {str(sample.prompt)[:200]!r}. Mend it, or leave such rows out with --skip-bad-rows."
+                f"an image cannot be read: {type(error).__name__}: {error}. Mend it, or leave such rows out with "
+                "--skip-bad-rows."
             ) from None
         text = render_prompt(self._processor, sample.prompt, **self._template(sample))
         with self._processing:  # tokenizers keep state while they encode
@@ -122,6 +127,16 @@ class Prompts:
         sample.unexpanded_prompt = short
         tokens: list[int] = made["input_ids"][0].tolist()
         return tokens
+
+
+@contextlib.contextmanager
+def _naming_the_row_of(sample: Sample) -> Iterator[None]:
+    """What goes wrong names the sample's row, or its prompt where a plugin made it."""
+    try:
+        yield
+    except DataError as error:
+        row = sample.origin or f"the prompt {str(sample.prompt)[:200]!r} of data set '{sample.dataset}'"
+        raise DataError(f"{row}: {error}") from None
 
 
 def _picture(image: str) -> Image.Image:

@@ -13,6 +13,7 @@ from aiohttp import web
 from PIL import Image
 from transformers import AutoProcessor
 
+from slime_core.defaults.dataset import Dataset
 from slime_core.errors import DataError, OptionError
 from slime_core.rollout.early import Early
 from slime_core.rollout.manager import RolloutManager
@@ -134,8 +135,19 @@ def test_more_images_than_places_are_refused(make_args):
 def test_a_picture_that_cannot_be_decoded_is_an_error_about_data(make_args):
     prompts = Prompts(make_args(*FLAGS), None)
     sample = Sample(prompt="<image>", multimodal={"image": ["data:image/png;base64,AAAA"]})
-    with pytest.raises(DataError, match="an image of a prompt of data set 'train' cannot be read: "):
+    with pytest.raises(DataError, match="the prompt '<image>' of data set 'train': an image cannot be read: "):
         prompts.tokenize(sample)
+
+
+def test_a_truncated_picture_stops_the_run_with_its_file_and_line(make_args, write_rows):
+    rows = [{"prompt": "<image>?", "images": [picture("red")]}, {"prompt": "<image>?", "images": [picture("red")[:-60]]}]
+    path = write_rows(rows)
+    args = make_args("--prompt-data", path, "--no-shuffle", *FLAGS)
+    drawn = Dataset(args).get_samples({}, 2)
+    prompts = Prompts(args, AutoProcessor.from_pretrained(args.model).tokenizer)
+    prompts.tokenize(drawn[0])
+    with pytest.raises(DataError, match=rf"{path}.*line 2: an image cannot be read: .*--skip-bad-rows"):
+        prompts.tokenize(drawn[1])
 
 
 def test_a_processor_that_does_not_load_is_named(make_args, tmp_path, model_dir):
@@ -165,7 +177,7 @@ async def test_pictures_that_cannot_be_decoded_are_left_out_where_bad_rows_are(
         await manager.close()
     assert batch.num_samples == 4
     assert [entry["image"] for entry in batch.multimodal] == [[picture("red")]] * 4
-    assert "left out a row: an image of a prompt of data set 'train' cannot be read" in caplog.text
+    assert "line 2: an image cannot be read" in caplog.text
 
 
 def test_an_orientation_tag_is_not_followed_as_engines_do_not(make_args):

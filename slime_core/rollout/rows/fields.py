@@ -40,6 +40,7 @@ class Fields(NamedTuple):
             sampling_params=self.sampling_params,
             multimodal={"image": [data_uri(image, where) for image in self.images]} if self.images else None,
             dataset=dataset,
+            origin=where,
         )
 
 
