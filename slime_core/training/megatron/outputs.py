@@ -1,0 +1,84 @@
+"""What the last stage makes of its hidden states: log-probabilities and entropy, or a critic's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from slime_core.training.logprobs import MAX_LOGITS
+from slime_core.training.megatron.loss import vocab_parallel_logprobs
+from slime_core.training.megatron.spec import PackedSequences
+
+
+class PackedModel(GPTModel):
+    """A GPTModel whose last stage gives float32 [R] for the response tokens of a packed row instead of logits."""
+
+    def _postprocess(
+        self, hidden_states: torch.Tensor, *args: Any, packed_seq_params: PackedSequences | None = None, **kwargs: Any
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        if not self.post_process or packed_seq_params is None:
+            return hidden_states
+        if packed_seq_params.places is None:
+            raise ValueError("a packed row names the places of its response tokens")
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        return self.outputs(hidden_states[:, 0].index_select(0, packed_seq_params.places), packed_seq_params)
+
+    def outputs(self, states: torch.Tensor, row: PackedSequences) -> tuple[torch.Tensor, ...]:
+        """Float32 [R] each, the same on every tensor-parallel rank, of the last hidden states [R, H] there."""
+        raise NotImplementedError
+
+
+class PolicyModel(PackedModel):
+    """Gives log-probabilities and entropy."""
+
+    def __init__(self, *, known_tokens: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._known_tokens = known_tokens
+        if self.post_process and self.config.sequence_parallel:
+            # the output layer sees a choice of rows from all ranks, so it cannot gather them itself
+            self.output_layer.sequence_parallel = False
+            self.output_layer.allreduce_dgrad = self.config.tensor_model_parallel_size > 1
+
+    def outputs(self, states: torch.Tensor, row: PackedSequences) -> tuple[torch.Tensor, ...]:
+        """Log-probability of each target, and the entropy where it was chosen."""
+        if row.targets is None:
+            raise ValueError("a packed row names the successors of its places")
+        rows = max(1, MAX_LOGITS // self._known_tokens)
+        if len(states) <= rows:
+            return self._logprobs(states, row.targets, row.temperature)
+        parts = [
+            checkpoint(self._logprobs, some, targets, row.temperature, use_reentrant=False)
+            for some, targets in zip(states.split(rows), row.targets.split(rows), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _logprobs(
+        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(states[:, None], weight=weight)
+        group = parallel_state.get_tensor_model_parallel_group()
+        return vocab_parallel_logprobs(logits[:, 0], targets, temperature, group, self._known_tokens)
+
+
+class ValueModel(PackedModel):
+    """Gives one value a place, by a linear head that starts at 0 and that every tensor-parallel rank has."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(share_embeddings_and_output_weights=False, **kwargs)
+        if self.post_process:
+            # under the name of the layer it stands for, where Megatron's checkpoints expect one
+            self.output_layer = nn.Linear(self.config.hidden_size, 1, dtype=torch.float32)
+            nn.init.zeros_(self.output_layer.weight)
+            nn.init.zeros_(self.output_layer.bias)
+
+    def outputs(self, states: torch.Tensor, row: PackedSequences) -> tuple[torch.Tensor, ...]:
+        """The values alone."""
+        return (self.output_layer(states.float())[:, 0],)
