@@ -24,14 +24,30 @@ class PackedModel(GPTModel):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if not self.post_process or packed_seq_params is None:
             return hidden_states
-        if packed_seq_params.places is None:
+        row = packed_seq_params
+        if row.places is None or row.targets is None:
             raise ValueError("a packed row names the places of its response tokens")
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        return self.outputs(hidden_states[:, 0].index_select(0, packed_seq_params.places), packed_seq_params)
+        states = hidden_states[:, 0]
+        if row.cut is None:
+            return self.outputs(states.index_select(0, row.places), row.targets, row.temperature)
+        cut = row.cut
+        mine, local = cut.local(row.places)
+        found = self.outputs(states.index_select(0, local), row.targets[mine], row.temperature)
+        return tuple(
+            cut.whole(values.new_zeros(len(cut.own)).index_put((local,), values), alike=True)[row.places]
+            for values in found
+        )
 
-    def outputs(self, states: torch.Tensor, row: PackedSequences) -> tuple[torch.Tensor, ...]:
-        """Float32 [R] each, the same on every tensor-parallel rank, of the last hidden states [R, H] there."""
+    def outputs(self, states: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+        """Float32 [R] each, the same on every tensor-parallel rank.
+
+        Args:
+            states: [R, H], the last hidden states of places in the row.
+            targets: [R] int64, the successors of these tokens.
+            temperature: the policy's.
+        """
         raise NotImplementedError
 
 
@@ -46,16 +62,14 @@ class PolicyModel(PackedModel):
             self.output_layer.sequence_parallel = False
             self.output_layer.allreduce_dgrad = self.config.tensor_model_parallel_size > 1
 
-    def outputs(self, states: torch.Tensor, row: PackedSequences) -> tuple[torch.Tensor, ...]:
+    def outputs(self, states: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
         """Log-probability of each target, and the entropy where it was chosen."""
-        if row.targets is None:
-            raise ValueError("a packed row names the successors of its places")
         rows = max(1, MAX_LOGITS // self._known_tokens)
         if len(states) <= rows:
-            return self._logprobs(states, row.targets, row.temperature)
+            return self._logprobs(states, targets, temperature)
         parts = [
-            checkpoint(self._logprobs, some, targets, row.temperature, use_reentrant=False)
-            for some, targets in zip(states.split(rows), row.targets.split(rows), strict=True)
+            checkpoint(self._logprobs, some, of_some, temperature, use_reentrant=False)
+            for some, of_some in zip(states.split(rows), targets.split(rows), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
@@ -79,6 +93,6 @@ class ValueModel(PackedModel):
             nn.init.zeros_(self.output_layer.weight)
             nn.init.zeros_(self.output_layer.bias)
 
-    def outputs(self, states: torch.Tensor, row: PackedSequences) -> tuple[torch.Tensor, ...]:
+    def outputs(self, states: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
         """The values alone."""
         return (self.output_layer(states.float())[:, 0],)
