@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,16 +25,6 @@ TWO_RANKS_S = 400
 """Limit of the job of all quick cases, some four times what it takes on two quiet cores."""
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 class Ranks:
     """What the cases of a job left behind."""
 
@@ -53,7 +42,7 @@ def run_ranks(directory: Path, size: int, cases: Sequence[dict[str, Any]], timeo
     """Run the cases on `size` ranks, as processes of their own; all end when the first fails."""
     directory.mkdir(parents=True)
     path = directory / "job.json"
-    path.write_text(json.dumps({"size": size, "cases": list(cases), "ports": free_ports(len(cases))}))
+    path.write_text(json.dumps({"size": size, "cases": list(cases)}))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     processes = []
     for rank in range(size):
