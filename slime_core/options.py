@@ -457,7 +457,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--num-epoch",
         type=positive_int,
         metavar="N",
-        help="train N passes over --prompt-data instead of --num-rollout rounds",
+        help="train N passes over --prompt-data instead of --num-rollout rounds: N groups for each of its rows "
+        "(one that turns out too long, or bad, is replaced by the next)",
     )
     g.add_argument(
         "--seed",
@@ -612,6 +613,13 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="weight versions that a trained token may lag; 1: a round is generated while the last one trains (2 with "
         "--partial-rollout, whose tokens lag one themselves)",
+    )
+    g.add_argument(
+        "--generate-timeout-s",
+        type=positive,
+        default=3600.0,
+        metavar="S",
+        help="a generator that takes longer over a sample, tools and waiting included, is cancelled, the sample FAILED",
     )
     g.add_argument(
         "--abort-timeout-s",
