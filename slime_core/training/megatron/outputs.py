@@ -82,17 +82,29 @@ class PolicyModel(PackedModel):
         return vocab_parallel_logprobs(logits[:, 0], targets, temperature, group, self._known_tokens)
 
 
+class ValueHead(nn.Linear):
+    """One number a state, computed in float32; starts at 0."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        # Megatron's distributed optimizer cannot save parameters of several dtypes; their masters are float32 anyway
+        super().__init__(hidden_size, 1, dtype=dtype)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> float32 [R]."""
+        return nn.functional.linear(states.float(), self.weight.float(), self.bias.float())[:, 0]
+
+
 class ValueModel(PackedModel):
-    """Gives one value a place, by a linear head that starts at 0 and that every tensor-parallel rank has."""
+    """Gives one value a place, by a head that every tensor-parallel rank has."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(share_embeddings_and_output_weights=False, **kwargs)
         if self.post_process:
             # under the name of the layer it stands for, where Megatron's checkpoints expect one
-            self.output_layer = nn.Linear(self.config.hidden_size, 1, dtype=torch.float32)
-            nn.init.zeros_(self.output_layer.weight)
-            nn.init.zeros_(self.output_layer.bias)
+            self.output_layer = ValueHead(self.config.hidden_size, self.config.params_dtype)
 
     def outputs(self, states: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
         """The values alone."""
-        return (self.output_layer(states.float())[:, 0],)
+        return (self.output_layer(states),)

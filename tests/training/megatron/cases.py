@@ -52,6 +52,8 @@ RENEWED = ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", *PPO]
 """Of the run that is saved: what it trains and renews is all in the checkpoint."""
 RESUMED = {"resumed_tp2": TP2, "resumed_pp2": PP2, "resumed_dp2": OVERLAP}
 
+BF16 = ["--dtype", "bfloat16"]
+
 VOCAB, LOGIT_ROWS = 11, 7
 """Of the case `vocab_loss`: two ranks with six columns each, the last of them padding."""
 
@@ -79,6 +81,7 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
         case(models, "other_model", "llama", alone=0, **kept, **refused),
         case(models, "other_critic", "qwen3", *PPO, "--critic-model", str(models["llama"]), alone=1, **kept, **refused),
         case(models, "no_critic", "qwen3", *PPO, alone=0, **fresh, **refused),
+        case(models, "bfloat16", "qwen3", *PPO, *BF16, do="go_back", size=1, alone=1, checkpoint=f"{checkpoint}_bf16"),
     ]
 
 

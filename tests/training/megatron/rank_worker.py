@@ -140,6 +140,16 @@ def load_and_train(trainer: MegatronTrainer, case: dict[str, Any], out: Path) ->
     return go_on(trainer, case, out)
 
 
+def go_back(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Train, save, go on for two rounds; resume and go on for the same rounds."""
+    rounds(trainer, case)
+    trainer.save(Path(case["checkpoint"]))
+    two = {**case, "rounds": 2}
+    unbroken = rounds(trainer, two, first=case["rounds"])
+    trainer.load(Path(case["checkpoint"]))
+    return {"unbroken": unbroken, "resumed": rounds(trainer, two, first=case["rounds"])}
+
+
 def load(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
     """Resume from a checkpoint, and nothing more."""
     trainer.load(Path(case["checkpoint"]))
@@ -183,6 +193,7 @@ ACTIONS = {
     "train": train,
     "train_and_save": train_and_save,
     "load_and_train": load_and_train,
+    "go_back": go_back,
     "load": load,
     "save_load_train": save_load_train,
     "vocab_loss": vocab_loss,

@@ -64,3 +64,11 @@ def test_a_checkpoint_before_the_first_update_is_loaded(two_ranks, expected):
     # there are no moments yet, which Megatron would not find
     found = two_ranks.found("fresh")
     assert [m["train/grad_norm"] for m in found["metrics"]] == pytest.approx(expected("qwen3").grad_norms, abs=1e-5)
+
+
+def test_weights_in_bfloat16_resume_from_their_float32_masters(two_ranks):
+    found = two_ranks.found("bfloat16")
+    for mine, theirs in zip(found["resumed"], found["unbroken"], strict=True):
+        kept = [key for key in theirs if key.startswith("train/")]
+        assert "train/value_loss" in kept
+        assert {key: mine[key] for key in kept} == {key: theirs[key] for key in kept}
