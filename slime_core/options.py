@@ -874,6 +874,7 @@ def _add_megatron(parser: argparse.ArgumentParser) -> None:
     for flag, what in {
         "--tensor-model-parallel-size": "ranks that share each matrix",
         "--pipeline-model-parallel-size": "ranks that share the layers",
+        "--context-parallel-size": "ranks that share each sequence",
         "--expert-model-parallel-size": "ranks that share the experts",
         "--expert-tensor-parallel-size": "ranks that share each expert's matrices",
     }.items():
@@ -882,18 +883,20 @@ def _add_megatron(parser: argparse.ArgumentParser) -> None:
         "--sequence-parallel", action="store_true", help="tensor-parallel ranks share what lies between matrices too"
     )
     g.add_argument(
-        "--context-parallel-size",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="1: cutting sequences is not in this version",
-    )
-    g.add_argument(
         "--recompute-num-layers",
         type=non_negative_int,
         default=0,
         metavar="N",
         help="layers whose inside is computed again in the backward pass, together; 0: none",
+    )
+    g.add_argument(
+        "--fp8", choices=["e4m3", "hybrid"], help="format of matrix products; needs Transformer-Engine and a GPU for it"
+    )
+    g.add_argument(
+        "--fp8-recipe",
+        choices=["tensorwise", "delayed", "blockwise", "mxfp8"],
+        default="tensorwise",
+        help="how FP8 numbers are scaled; mxfp8 is for Blackwell",
     )
     g.add_argument("--overlap-grad-reduce", action="store_true", help="sum gradients while the backward pass goes on")
     g.add_argument(
@@ -1408,6 +1411,8 @@ MEGATRON_DEFAULTS = {
     "expert_model_parallel_size": 1,
     "expert_tensor_parallel_size": 1,
     "context_parallel_size": 1,
+    "fp8": None,
+    "fp8_recipe": "tensorwise",
     "sequence_parallel": False,
     "recompute_num_layers": 0,
     "overlap_grad_reduce": False,
@@ -1606,17 +1611,11 @@ def _validate_backend(args: argparse.Namespace) -> None:
     }
     if given := next((flag for flag, set_ in of_torch.items() if set_), None):
         raise OptionError(f"{given} is for --train-backend torch; see docs/megatron.md for what Megatron has.")
-    if args.context_parallel_size > 1:
-        raise OptionError(
-            f"--context-parallel-size {args.context_parallel_size}: context parallelism needs Transformer-Engine's "
-            "attention and is not in this version; long sequences fit by --tensor-model-parallel-size with "
-            "--sequence-parallel and --recompute-num-layers."
-        )
-    copy = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    copy = args.tensor_model_parallel_size * args.context_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % copy:
         raise OptionError(
             f"--num-trainers {args.num_trainers} is no multiple of the {copy} ranks of one copy of the model "
-            "(--tensor-model-parallel-size x --pipeline-model-parallel-size)."
+            "(--tensor-model-parallel-size x --context-parallel-size x --pipeline-model-parallel-size)."
         )
     experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % experts:

@@ -116,9 +116,9 @@ def lent_gpus(lenders: Sequence[Sequence[int]], places: Sequence[tuple[str, list
 def data_parallel_ranks(args: Options) -> list[int]:
     """Whose share of a round each trainer rank gets: ranks with parts of one copy of the model train on the same.
 
-    Megatron numbers its ranks by tensor, data and pipeline parallelism, the first fastest.
+    Megatron numbers its ranks by tensor, context, data and pipeline parallelism, the first fastest.
     """
-    together = args.tensor_model_parallel_size
+    together = args.tensor_model_parallel_size * args.context_parallel_size
     num_copies = args.num_trainers // (together * args.pipeline_model_parallel_size)
     return [rank // together % num_copies for rank in range(args.num_trainers)]
 

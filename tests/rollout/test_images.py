@@ -140,7 +140,10 @@ def test_a_picture_that_cannot_be_decoded_is_an_error_about_data(make_args):
 
 
 def test_a_truncated_picture_stops_the_run_with_its_file_and_line(make_args, write_rows):
-    rows = [{"prompt": "<image>?", "images": [picture("red")]}, {"prompt": "<image>?", "images": [picture("red")[:-60]]}]
+    rows = [
+        {"prompt": "<image>?", "images": [picture("red")]},
+        {"prompt": "<image>?", "images": [picture("red")[:-60]]},
+    ]
     path = write_rows(rows)
     args = make_args("--prompt-data", path, "--no-shuffle", *FLAGS)
     drawn = Dataset(args).get_samples({}, 2)

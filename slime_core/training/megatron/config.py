@@ -127,6 +127,11 @@ def megatron_config(
         "expert_model_parallel_size": args.expert_model_parallel_size,
         "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
         "sequence_parallel": args.sequence_parallel,
+        "context_parallel_size": args.context_parallel_size,
+        # experts see multiples of what FP8 multiplies, too
+        "fp8": args.fp8,
+        "fp8_recipe": args.fp8_recipe,
+        "moe_router_padding_for_quantization": args.fp8 is not None,
         # packed rows have a length of their own
         "variable_seq_lengths": True,
         "pipeline_dtype": dtype,

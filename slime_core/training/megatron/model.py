@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.fp8_utils import get_fp8_align_size
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
@@ -21,6 +23,7 @@ from slime_core.errors import OptionError
 from slime_core.training.batch import TensorBatch
 from slime_core.training.logprobs import MAX_LOGITS
 from slime_core.training.megatron.config import megatron_config, rotary_arguments
+from slime_core.training.megatron.context import Cut
 from slime_core.training.megatron.families.registry import find_family
 from slime_core.training.megatron.loss import vocab_parallel_logprobs
 from slime_core.training.megatron.rules import Dimensions, Family, padded_vocab
@@ -83,13 +86,25 @@ class PolicyModel(GPTModel):
             raise ValueError("a packed row names the places of its response tokens")
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        states = hidden_states[:, 0].index_select(0, row.places)
+        if row.cut is None:
+            return self._in_chunks(hidden_states[:, 0].index_select(0, row.places), row.targets, row.temperature)
+        mine, local = row.cut.local(row.places)
+        found = self._in_chunks(hidden_states[:, 0].index_select(0, local), row.targets[mine], row.temperature)
+        logprobs, entropy = (
+            row.cut.whole(values.new_zeros(len(row.cut.own)).index_put((local,), values), alike=True)[row.places]
+            for values in found
+        )
+        return logprobs, entropy
+
+    def _in_chunks(
+        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = max(1, MAX_LOGITS // self._known_tokens)
         if len(states) <= rows:
-            return self._logprobs(states, row.targets, row.temperature)
+            return self._logprobs(states, targets, temperature)
         parts = [
-            checkpoint(self._logprobs, some, targets, row.temperature, use_reentrant=False)
-            for some, targets in zip(states.split(rows), row.targets.split(rows), strict=True)
+            checkpoint(self._logprobs, some, of_some, temperature, use_reentrant=False)
+            for some, of_some in zip(states.split(rows), targets.split(rows), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
@@ -173,13 +188,15 @@ class MegatronModel:
         return nothing if scalar is None else scalar
 
     def _inputs(self, row: Row, temperature: float) -> dict[str, Any]:
-        """The forward's arguments; sequence parallelism wants rows that its ranks can share, so they are padded."""
-        total, size = int(row.lengths.sum()), self.config.tensor_model_parallel_size
-        padding = -total % size if total else size
-        lengths = row.lengths[row.lengths > 0].astype(np.int64)
-        if padding:
-            lengths = np.append(lengths, padding)
-        tokens = torch.nn.functional.pad(row.tokens, (0, padding))
+        """The forward's arguments, padded to what the ranks that share a row can share."""
+        lengths, at = self._padded(row.lengths)
+        token_places = torch.from_numpy(at).to(self.device)
+        tokens = row.tokens.new_zeros(int(lengths.sum()))
+        tokens[token_places] = row.tokens
+        cut = None
+        if self.config.context_parallel_size > 1:
+            cut = Cut.of(lengths, parallel_state.get_context_parallel_group(), self.device)
+            tokens = tokens[cut.own]
         ends = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(self.device)
         longest = int(lengths.max())
         sequences = PackedSequences(
@@ -189,9 +206,10 @@ class MegatronModel:
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             packed=pack(lengths, self.device),
-            places=row.places,
+            places=token_places[row.places],
             targets=row.targets,
             temperature=temperature,
+            cut=cut,
         )
         positions = torch.zeros_like(tokens)  # rotary embeddings count from the ends
         return {
@@ -200,6 +218,22 @@ class MegatronModel:
             "attention_mask": None,
             "packed_seq_params": sequences,
         }
+
+    def _padded(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
+        """Lengths that divide over the ranks, and where each token of the row as it is goes.
+
+        Context parallelism cuts every sequence, sequence parallelism the row; FP8 counts in 16s or 32s.
+        """
+        each = 2 * self.config.context_parallel_size if self.config.context_parallel_size > 1 else 1
+        row = self.config.context_parallel_size * self.config.tensor_model_parallel_size
+        row = math.lcm(each, row * (get_fp8_align_size(self.config.fp8_recipe) if self.config.fp8 else 1))
+        lengths = lengths[lengths > 0].astype(np.int64)
+        padded = -(-lengths // each) * each
+        total = int(padded.sum())
+        at = np.repeat(np.cumsum(padded) - padded - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+        if rest := -total % row if total else row:
+            padded = np.append(padded, rest)
+        return padded, at
 
 
 def build_model(args: argparse.Namespace, directory: str, device: torch.device) -> MegatronModel:

@@ -29,6 +29,7 @@ class MegatronRanks:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=args.tensor_model_parallel_size,
             pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
             expert_model_parallel_size=args.expert_model_parallel_size,
             expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             create_gloo_process_groups=False,
@@ -51,7 +52,7 @@ class MegatronRanks:
     @property
     def speaks(self) -> bool:
         """Whether this is the one of its model's parts that answers for the data-parallel rank: it has the loss."""
-        first = parallel_state.get_tensor_model_parallel_rank() == 0
+        first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
         return bool(first and parallel_state.is_pipeline_last_stage())
 
     def sum_(self, flat: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,8 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 
+from slime_core.errors import OptionError
+from slime_core.training.megatron.context import Cut
 from slime_core.training.torch_backend.packing import Packed, packed_attention
 
 
@@ -41,6 +43,8 @@ class PackedSequences(PackedSeqParams):
     """[R] int64, those successors."""
     temperature: float = 1.0
     """The policy is softmax(logits / temperature)."""
+    cut: Cut | None = None
+    """How the row lies over the context-parallel ranks; None where there is one."""
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -56,7 +60,10 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention within each sequence of a packed row, by torch's scaled dot product."""
+    """Causal attention within each sequence of a packed row, by torch's scaled dot product.
+
+    Under context parallelism every rank attends for all tokens and keeps its own: exact, but no faster than one rank.
+    """
 
     def __init__(
         self,
@@ -79,12 +86,14 @@ class PackedAttention(MegatronModule):
         packed_seq_params: PackedSequences | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """[T, H, D], [T, K, D] and [T, K, E] -> [T, H * E]."""
+        """[T, H, D], [T, K, D] and [T, K, E] -> [T, H * E], of this rank's tokens."""
         if packed_seq_params is None or packed_seq_params.packed is None:
             raise ValueError("the portable attention takes packed rows only")
-        rows = (x.transpose(0, 1)[None] for x in (query, key, value))
+        cut = packed_seq_params.cut
+        whole = (x if cut is None else cut.whole(x, alike=False) for x in (query, key, value))
+        rows = (x.transpose(0, 1)[None] for x in whole)
         out, _ = packed_attention(self, *rows, None, packed=packed_seq_params.packed, scaling=self._scale)
-        return out[0].flatten(1)
+        return out[0].flatten(1) if cut is None else out[0].flatten(1).index_select(0, cut.own)
 
 
 class NormedRowParallelLinear(RowParallelLinear):
@@ -106,9 +115,16 @@ def has_transformer_engine() -> bool:
 
 
 def block_spec(config: TransformerConfig, post_norms: bool) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage, and the final norm."""
+    """The layers of this pipeline stage, and the final norm.
+
+    Raises:
+        OptionError: for FP8 where the layers are not Transformer-Engine's.
+    """
     if has_transformer_engine() and not post_norms:  # untested: no machine at hand had Transformer-Engine
         return get_gpt_decoder_block_spec(config, use_transformer_engine=True)
+    if config.fp8:
+        why = "this family's norms are not among them" if post_norms else "there is none, or no GPU"
+        raise OptionError(f"--fp8 {config.fp8} multiplies by Transformer-Engine's layers, and {why}; drop --fp8.")
     first = get_transformer_layer_offset(config)
     experts = _experts_by_layer(config)
     layers = [_layer(config, post_norms, experts[first + n]) for n in range(get_num_layers_to_build(config))]

@@ -12,6 +12,7 @@ ROUNDS, NUM_SAMPLES, PROMPT = 4, 12, list(range(1, 12))
 
 TP2 = ["--tensor-model-parallel-size", "2"]
 PP2 = ["--pipeline-model-parallel-size", "2"]
+CP2 = ["--context-parallel-size", "2"]
 EP2 = ["--expert-model-parallel-size", "2"]
 SP = ["--sequence-parallel"]
 OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
@@ -22,6 +23,7 @@ PARITY = {
     "tp2_sp_recompute": ("llama", [*TP2, *SP, *RECOMPUTE]),
     "tp2_sp_one_kv_head": ("one_kv_head", [*TP2, *SP]),
     "pp2_tied": ("qwen2", PP2),
+    "cp2": ("qwen3", CP2),
     "dp2_overlap": ("qwen3", OVERLAP),
     "ep2": ("qwen3_moe", EP2),
     "glm4_tp2_sp": ("glm4", [*TP2, *SP]),
@@ -34,7 +36,7 @@ OBJECTIVES = {
     "grpo_kl": (TP2, ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", "--loss-aggregation", "sequence"]),
     "entropy": (TP2, ["--entropy-coef", "0.01", "--policy-loss", "cispo"]),
     "corrected": (PP2, ["--kl-coef", "0.1", "--importance-correction", "tis", "--advantage-estimator", "rloo"]),
-    "gspo": ([], ["--policy-loss", "gspo", "--use-rollout-logprobs", "--loss-aggregation", "rollout"]),
+    "gspo": (CP2, ["--policy-loss", "gspo", "--use-rollout-logprobs", "--loss-aggregation", "rollout"]),
     "distilled": (PP2, ["--advantage-estimator", "opd", "--teacher-model", "LLAMA", "--whiten-advantages"]),
 }
 """Case -> layout, and flags that the torch backend gets too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from slime_core.errors import OptionError
 from slime_core.options import parse
 from slime_core.training.megatron.config import check_backend, megatron_config
 from slime_core.training.megatron.families.registry import find_family
-from training.megatron.cases import EP2, PP2, SP, TP2
+from slime_core.training.megatron.spec import block_spec
+from training.megatron.cases import CP2, EP2, PP2, SP, TP2
 
 
 def options(model, *flags):
@@ -44,7 +46,7 @@ def test_a_layout_that_does_not_fit_the_model(family, flags, message, models):
     [
         ([*TP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the model"),
         ([*EP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the experts"),
-        (["--context-parallel-size", "2", "--num-trainers", "2"], "needs Transformer-Engine's attention"),
+        ([*CP2, "--num-trainers", "3"], "3 is no multiple of the 2 ranks of one copy of the model"),
         (SP, "--sequence-parallel needs --tensor-model-parallel-size"),
         (["--overlap-param-gather"], "needs --overlap-grad-reduce"),
         (["--multimodal-keys", "image=images"], "--multimodal-keys is for --train-backend torch"),
@@ -72,6 +74,14 @@ def test_a_family_without_rules_is_refused(models, tmp_path):
 def test_ranks_with_parts_of_one_copy_train_on_the_same_share(models):
     flags = [*TP2, *PP2, "--num-trainers", "8"]
     assert data_parallel_ranks(options(models["qwen3"], *flags)) == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert data_parallel_ranks(options(models["qwen3"], *flags, *CP2)) == [0] * 8
+
+
+@pytest.mark.parametrize(("family", "why"), [("qwen3", "there is none, or no GPU"), ("glm4", "norms are not among")])
+def test_fp8_needs_the_layers_of_transformer_engine(family, why):
+    config = SimpleNamespace(fp8="hybrid")
+    with pytest.raises(OptionError, match=f"--fp8 hybrid .*Transformer-Engine.*{why}"):
+        block_spec(config, post_norms=find_family(family).post_norms)
 
 
 @pytest.mark.parametrize(

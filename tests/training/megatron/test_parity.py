@@ -6,12 +6,14 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from training.megatron.cases import EP2, OVERLAP, PARITY, PP2, RECOMPUTE, SP, TP2, case
+from training.megatron.cases import CP2, EP2, OVERLAP, PARITY, PP2, RECOMPUTE, SP, TP2, case
 from training.megatron.conftest import run_ranks
 
 MORE_OF_TWO_RANKS = {
     "one_tp2_sp": ("qwen3", [*TP2, *SP]),
     "pp2_untied": ("llama", PP2),
+    "cp2_recompute": ("glm4", [*CP2, *RECOMPUTE]),
+    "cp2_experts": ("qwen3_moe", CP2),
     "dp2": ("qwen3", []),
     "dp2_overlap_grads": ("qwen3", ["--overlap-grad-reduce"]),
     "tp2_sp_experts": ("qwen3_moe", [*TP2, *SP, "--expert-tensor-parallel-size", "2"]),
@@ -23,6 +25,10 @@ FOUR_RANKS = {
     "tp2_pp2": ("qwen2", [*TP2, *PP2]),
     "pp2_dp2": ("qwen3", [*PP2, *OVERLAP]),
     "tp2_dp2": ("llama", TP2),
+    "tp2_cp2_sp": ("qwen3", [*TP2, *CP2, *SP]),
+    "cp2_pp2": ("llama", [*CP2, *PP2]),
+    "cp2_dp2": ("qwen2", [*CP2, *OVERLAP]),
+    "tp2_sp_cp2_ep2": ("qwen3_moe", [*TP2, *SP, *CP2, *EP2]),
     "tp2_sp_ep2_dp2": ("qwen3_moe", [*TP2, *SP, *EP2]),
     "tp2_sp_ep2_etp2": ("qwen3_moe", [*TP2, *SP, *EP2, "--expert-tensor-parallel-size", "2"]),
     "ep2_pp2": ("qwen3_moe", [*EP2, *PP2]),
