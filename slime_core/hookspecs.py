@@ -50,7 +50,8 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
 def configure(args: argparse.Namespace) -> None:
     """Check or prepare what the plugin needs; raise `OptionError` for a wrong option.
 
-    Called once in every process that uses the plugin, after the options are parsed.
+    Called once in every process that uses the plugin, after the options are parsed; where it is a module's function or
+    a class's static method, in the driver too, before anything is started.
     """
 
 

@@ -28,8 +28,6 @@ class Gateway:
     """Holds the server, the agents' processes, and the sessions that wait for another round."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        if args.gateway_agent is not None and args.gateway_command is not None:
-            raise OptionError("name the agent once: --gateway-agent FILE.py or --gateway-command COMMAND.")
         self._program_key = _program_key(args)
         self._exchange = Exchange()
         self._processes = [AgentProcess(words, Path(args.gateway_directory)) for words in _worker_words(args)]
@@ -45,6 +43,18 @@ class Gateway:
     def add_options(parser: argparse._ArgumentGroup) -> None:
         """The gateway's flags."""
         add_flags(parser)
+
+    @staticmethod
+    @hookimpl
+    def configure(args: argparse.Namespace) -> None:
+        """Refuse two agents, and an open door, before anything is started."""
+        if args.gateway_agent is not None and args.gateway_command is not None:
+            raise OptionError("name the agent once: --gateway-agent FILE.py or --gateway-command COMMAND.")
+        if args.gateway_key_env is None and args.gateway_host != "localhost" and not _is_loopback(args.gateway_host):
+            raise OptionError(
+                f"--gateway-host {args.gateway_host} can be reached from other machines; give programs that fetch "
+                "tasks a key with --gateway-key-env NAME."
+            )
 
     @hookimpl
     async def generate(
@@ -182,20 +192,15 @@ def _worker_words(args: argparse.Namespace) -> list[list[str]]:
 
 
 def _program_key(args: argparse.Namespace) -> str | None:
-    if args.gateway_key_env is not None:
-        key = os.environ.get(args.gateway_key_env)
-        if not key:
-            raise OptionError(
-                f"--gateway-key-env names the environment variable {args.gateway_key_env}, which is not set where "
-                "rollouts run."
-            )
-        return key
-    if args.gateway_host != "localhost" and not _is_loopback(args.gateway_host):
+    if args.gateway_key_env is None:
+        return None
+    key = os.environ.get(args.gateway_key_env)
+    if not key:
         raise OptionError(
-            f"--gateway-host {args.gateway_host} can be reached from other machines; give programs that fetch tasks a "
-            "key with --gateway-key-env NAME."
+            f"--gateway-key-env names the environment variable {args.gateway_key_env}, which is not set where "
+            "rollouts run."
         )
-    return None
+    return key
 
 
 def _is_loopback(host: str) -> bool:
