@@ -1216,6 +1216,7 @@ def parse(argv: Sequence[str], needs_model: bool = True) -> Parsed:
     for hook, references in hook_choices(args).items():
         for reference in references:
             _check_implements(plugins, hook, reference)
+    plugins.check_options(args)
     return Parsed(args, parser.format_values())
 
 
