@@ -92,6 +92,14 @@ def test_value_loss_is_the_larger_square(rows, clip):
             assert clipped[i].item() == (bounded > (v - g) ** 2)
 
 
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=9), st.floats(0, 1))
+def test_a_value_that_moved_no_further_than_the_clip_is_not_clipped(rows, clip):
+    # old + (new - old) is new up to rounding, by which its square may be the larger
+    new, old, returns = (torch.tensor(column) for column in zip(*rows, strict=True))
+    _, clipped = value_loss(new, old, returns, clip)
+    assert not (clipped & ((new - old).abs() <= clip)).any()
+
+
 def test_the_value_losss_gradient_is_that_of_finite_differences():
     values = torch.tensor([0.3, 1.4, -0.8], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([0.0, 1.5, 0.0], dtype=torch.float64)
