@@ -95,8 +95,8 @@ def test_value_loss_is_the_larger_square(rows, clip):
 def test_a_value_that_moved_no_further_than_the_clip_is_not_clipped():
     # old + (new - old) is new up to rounding, by which its square may be the larger
     generator = torch.Generator().manual_seed(0)
-    old, step, returns = (torch.randn(1000, generator=generator) for _ in range(3))
-    assert not value_loss(old + step.clamp(-1, 1) / 10, old, returns, 0.2)[1].any()
+    new, old, returns = (0.2 * torch.rand(1000, generator=generator) - 0.1 for _ in range(3))
+    assert not value_loss(new, old, returns, 0.3)[1].any()
 
 
 def test_the_value_losss_gradient_is_that_of_finite_differences():
