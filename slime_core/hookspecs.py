@@ -75,6 +75,7 @@ async def generate(
     sampling_params)` asks the policy and gives a `Generation`; `sample.append_generation` adds it. When a round has
     enough, requests end early: return such a sample ABORTED, as `append_generation` leaves it. Under
     `--partial-rollout` it comes back, still ABORTED and each branch of a fan-out by itself; go on from `sample.tokens`.
+    What takes longer than `--generate-timeout-s` is cancelled, its sample FAILED.
     Such a branch, but not the first of its rollout, may return [] when a sibling has taken over.
     """
 

@@ -203,9 +203,7 @@ async def _write(
         session_id=sample.session_id,
         **({"image_data": images} if images else {}),
     )
-    if len(begun):
-        generation = _cut(begun, generation, stops, decode)
-    sample.append_generation(generation)
+    sample.append_generation(cut_at_stop(engine, begun, generation, params))
     if sample.status is Status.ABORTED:
         return False
     sample.turn_ends.append(sample.response_length)
@@ -213,12 +211,19 @@ async def _write(
     return sample.status is Status.COMPLETED or at_turn_limit
 
 
-def _cut(begun: IntArray, generation: Generation, stops: list[str], decode: Callable[[IntArray], str]) -> Generation:
+def cut_at_stop(engine: Any, begun: IntArray, generation: Generation, sampling_params: dict[str, Any]) -> Generation:
     """The generation up to where it completes a stop string that an aborted request began.
 
     Engines look for stop strings in what one request made, and so miss a string that two requests made together.
+
+    Args:
+        engine: as `generate` gets it.
+        begun: [n] what earlier requests made of the same text; where it is empty the generation stays as it is.
+        sampling_params: with the strings under `stop`.
     """
-    end = _stop_end(np.concatenate([begun, generation.tokens]), stops, decode)
+    decode = _decoder(engine, sampling_params)
+    stops = _listed(sampling_params.get("stop"))
+    end = _stop_end(np.concatenate([begun, generation.tokens]), stops, decode) if len(begun) and stops else None
     if end is None:
         return generation
     kept = end - len(begun)

@@ -36,9 +36,7 @@ async def generate(args: argparse.Namespace, engine: Any, sample: Sample) -> lis
         tokens, trained = conversation_tokens(tokenizer, messages, _template_arguments(args, sample), _where(sample))
         first, after = trained.index(True), len(trained) - trained[::-1].index(True)
         prompt, response, mask = np.array(tokens[:first], np.int32), tokens[first:after], trained[first:after]
-    room = args.max_response_tokens
-    if args.max_context_tokens is not None:
-        room = max(0, min(room, args.max_context_tokens - len(prompt)))
+    room = max(0, min(args.max_response_tokens, engine.context_tokens - len(prompt)))
     sample.tokens = prompt
     for part, trainable in _runs(response[:room], mask[:room]):
         text = tokenizer.decode(part, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from slime_core import DataError, Sample, Status, hookimpl
+from slime_core.multi_turn import cut_at_stop
 
 
 @hookimpl
@@ -18,6 +19,7 @@ async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any])
     if room <= 0:
         sample.status = Status.TRUNCATED
         return [sample]
+    begun = sample.tokens[sample.prompt_length :]
     images = (sample.multimodal or {}).get("image")
     generation = await engine.generate(
         sample.tokens,
@@ -25,5 +27,6 @@ async def generate(engine: Any, sample: Sample, sampling_params: dict[str, Any])
         session_id=sample.session_id,
         **({"image_data": images} if images else {}),
     )
-    sample.append_generation(generation)
+    # a stop string may lie across two requests
+    sample.append_generation(cut_at_stop(engine, begun, generation, sampling_params))
     return [sample]

@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 from slime_core.errors import RolloutError
 from slime_core.options import Options
 from slime_core.rollout.source import Source
-from slime_core.rollout.stages import Stages
+from slime_core.rollout.stages import Stages, ended
 from slime_core.types import Drop, Group
 
 logger = logging.getLogger(__name__)
 
 STARTED_AT_A_TIME, CANCELLED_AT_A_TIME = 4, 64
 """Groups started, and tasks ended, between two turns of the event loop, so that thousands do not hold it."""
-
-CANCEL_TIMEOUT_S = 5.0
-"""How long a cancelled generator or grader may take to end; one that swallows the cancellation is left behind."""
 
 
 class Verdict(NamedTuple):
@@ -140,14 +137,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
         for task in tasks[start : start + CANCELLED_AT_A_TIME]:
             task.cancel()
         await asyncio.sleep(0)
-    if not tasks:
-        return
-    ended, alive = await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_S)
-    for task in ended:
-        if not task.cancelled():
-            task.exception()  # seen; a group that is no longer needed may fail
-    if alive:
-        logger.warning("%d groups went on though they were cancelled: a plugin holds back CancelledError", len(alive))
+    await ended(tasks)
 
 
 def _fruitless_message(draws: int, stages: Stages) -> str:

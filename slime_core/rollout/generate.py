@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,8 +66,9 @@ async def generate_samples(
 ) -> list[Sample]:
     """What the plugin makes of `sample`; samples of a fan-out share its rollout index and have indices of their own.
 
-    An ABORTED branch of a fan-out that came back may give none: a sibling has taken over, and its rollout's first
-    sample, whose index is the rollout's, gives at least one.
+    A plugin that takes longer than `--generate-timeout-s` is cancelled, and the sample FAILED. An ABORTED branch of a
+    fan-out that came back may give none: a sibling has taken over, and its rollout's first sample, whose index is the
+    rollout's, gives at least one.
 
     Args:
         requests: those of the round; once they are stopped the engine answers every request as aborted.
@@ -77,14 +79,19 @@ async def generate_samples(
     may_vanish = sample.status is Status.ABORTED and sample.index != sample.rollout_index
     seen = SampleEngine(engine, requests, args.seed, sample)
     own = {key: list(value) if isinstance(value, list) else value for key, value in params.items()}
-    with blamed(generate):
-        made = await generate(
-            args=args,
-            engine=seen,
-            sample=sample,
-            sampling_params={**own, **sample.sampling_params},
-            evaluation=evaluation,
-        )
+    try:
+        async with asyncio.timeout(args.generate_timeout_s):
+            with blamed(generate):
+                made = await generate(
+                    args=args,
+                    engine=seen,
+                    sample=sample,
+                    sampling_params={**own, **sample.sampling_params},
+                    evaluation=evaluation,
+                )
+    except TimeoutError:  # the plugin's own would be a PluginError
+        sample.fail(f"'{generate.name}' took longer than --generate-timeout-s {args.generate_timeout_s:g}")
+        return [sample]
     if not isinstance(made, list) or not (made or may_vanish) or not all(isinstance(s, Sample) for s in made):
         what = f"a list of {len(made)}" if isinstance(made, list) else type(made).__name__
         raise PluginError(

@@ -86,11 +86,19 @@ class Rewards:
 
     async def score_group(self, group: Group, tally: Tally) -> None:
         """Run the group rewards of a finished group, then sum up, and give the sums to the samples that share them."""
-        unscored = [s for s in group if s.status in (Status.COMPLETED, Status.TRUNCATED) and s.reward is None]
+        finished = [s for s in group if s.status in (Status.COMPLETED, Status.TRUNCATED)]
+        unscored = [s for s in finished if s.reward is None]
         open_samples = [s for s in unscored if not s.shares_reward]
         for grader in self._graders:
-            graded = [s for s in open_samples if grader in self._graders_of(s) and s.status is not Status.FAILED]
-            if not grader.whole_group or not graded:
+            if not grader.whole_group:
+                continue
+            graded = [
+                s
+                for s in finished
+                if not s.shares_reward and s.status is not Status.FAILED and grader in self._graders_of(s)
+            ]
+            wanting = [s for s in graded if s.reward is None and grader.name not in s.rewards]
+            if not wanting:
                 continue
             try:
                 results = await self._grade(grader, {"samples": graded})
@@ -98,9 +106,10 @@ class Rewards:
                     what = f"{len(results)} rewards" if isinstance(results, list | tuple) else type(results).__name__
                     raise RewardFailure(f"returned {what} for a group of {len(graded)} samples")
                 for sample, result in zip(graded, results, strict=True):
-                    _keep(sample, grader, result)
+                    if sample.reward is None and grader.name not in sample.rewards:
+                        _keep(sample, grader, result)
             except RewardFailure as failure:
-                _fail(graded, grader, str(failure), tally)
+                _fail(wanting, grader, str(failure), tally)
         for sample in open_samples:
             weights = {grader.name: grader.choice.weight for grader in self._graders_of(sample)}
             if weights and sample.status is not Status.FAILED:

@@ -51,6 +51,8 @@ class Job:
     """The call as it is sent, made when it is sent: a thousand samples that finish at once are not pickled at once."""
     waiting: bool = True
     """Whether it is in the pool's queue."""
+    holder: Worker | None = None
+    """Which worker was sent it last."""
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -183,11 +185,13 @@ class RewardPool:
         self._replace_worker()
 
     def _take_back(self, worker: Worker, skip: int = 0) -> None:
-        """Queue again, in front, what a worker was sent, except its first `skip` jobs."""
+        """Queue again, in front, what a worker was sent, except its first `skip` jobs and those another worker has."""
         for job in reversed(list(worker.jobs)[skip:]):
-            if not job.waiting and not job.outcome.done():
+            if job.holder is worker and not job.waiting and not job.outcome.done():
                 job.waiting = True
                 self._waiting.appendleft(job)
+        if self._broken is not None:
+            self._break(self._broken)
         self._dispatch_soon()
 
     def _failed_start(self, reason: str) -> None:
@@ -216,7 +220,10 @@ class RewardPool:
         while idle and self._waiting:
             share = -(-len(self._waiting) // len(idle))
             if batch := self._next_batch(share):
-                idle.pop().send(batch)
+                worker = idle.pop()
+                for job in batch:
+                    job.holder = worker
+                worker.send(batch)
         if self._ticking is None and any(worker.jobs for worker in self._workers):
             self._ticking = self._loop.call_later(TICK_S, self._tick)
 

@@ -84,10 +84,11 @@ class Worker(asyncio.Protocol):
         """End the process and whatever it started, now."""
         self.ready = False
         pid = self.process.pid
-        if pid is not None and self.process.exitcode is None:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):
+        if pid is not None:
+            if self.process.exitcode is None:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # a worker that died by itself may leave others behind, too
                 os.killpg(pid, signal.SIGKILL)
         if self._transport is not None:
             self._transport.abort()

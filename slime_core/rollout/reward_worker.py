@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
 from slime_core.errors import SlimeError
@@ -49,6 +50,7 @@ class Reply(NamedTuple):
 def serve(connection: socket.socket, args: Options, references: Sequence[str], memory_bytes: int) -> None:
     """Prepare the process, then answer every call, in order, until the connection ends."""
     os.setsid()  # what a grader starts is killed with it
+    _let_the_fork_server_end()
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to handle
     with contextlib.suppress(ValueError, OSError):  # macOS refuses an address-space limit
@@ -119,6 +121,14 @@ def framed(message: Any) -> bytes:
 
 def _send(connection: socket.socket, reply: Reply) -> None:
     connection.sendall(framed(tuple(reply)))
+
+
+def _let_the_fork_server_end() -> None:
+    """It lives while any process holds this pipe: it would wait for a grader that hangs, and the grader for its end."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
 
 
 def _die_with_parent() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,6 +23,10 @@ from slime_core.types import Drop, Group, Sample, Status
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
+CANCEL_TIMEOUT_S = 5.0
+"""How long a cancelled generator or grader may take to end; one that swallows the cancellation is left behind."""
 
 MAX_ABORTS = 3
 """How often a sample whose generation is aborted, though nobody here asked for it, is continued at once."""
@@ -151,4 +156,16 @@ async def gather(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(tasks)
+
+
+async def ended(cancelled: Collection[asyncio.Future[Any]]) -> None:
+    """Wait for the end of cancelled tasks, but not for ever."""
+    if not cancelled:
+        return
+    done, alive = await asyncio.wait(cancelled, timeout=CANCEL_TIMEOUT_S)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # seen; what is no longer needed may fail
+    if alive:
+        logger.warning("%d tasks went on though they were cancelled: a plugin holds back CancelledError", len(alive))

@@ -66,17 +66,17 @@ def make_tokenizer(template: str | None = None, normalizer: Any = None) -> PreTr
     return fast
 
 
-def run(tokenizer: Any, sample: Sample, **options: Any) -> Sample:
+def run(tokenizer: Any, sample: Sample, context_tokens: int = 1 << 20, **options: Any) -> Sample:
     args = Namespace(
         **{
             "apply_chat_template": False,
             "chat_template_kwargs": {},
             "max_response_tokens": 1000,
-            "max_context_tokens": None,
             **options,
         }
     )
-    (made,) = asyncio.run(sft.generate(args=args, engine=SimpleNamespace(tokenizer=tokenizer), sample=sample))
+    engine = SimpleNamespace(tokenizer=tokenizer, context_tokens=context_tokens)
+    (made,) = asyncio.run(sft.generate(args=args, engine=engine, sample=sample))
     return made
 
 
@@ -218,7 +218,7 @@ def test_a_row_without_demonstration_is_refused():
         run(make_tokenizer(), Sample(prompt="the cat"))
 
 
-@pytest.mark.parametrize(("options", "kept"), [({"max_response_tokens": 2}, 2), ({"max_context_tokens": 7}, 3)])
+@pytest.mark.parametrize(("options", "kept"), [({"max_response_tokens": 2}, 2), ({"context_tokens": 7}, 3)])
 def test_long_demonstrations_are_cut(options, kept):
     tokens = np.array([5, 5, 5, 5], np.int32)
     sample = run(make_tokenizer(), Sample(prompt="x", tokens=tokens, label="12345678"), **options)
@@ -228,7 +228,7 @@ def test_long_demonstrations_are_cut(options, kept):
 
 
 def test_a_prompt_beyond_the_context_leaves_no_response():
-    sample = run(make_tokenizer(), Sample(tokens=np.arange(9, dtype=np.int32), label="12"), max_context_tokens=5)
+    sample = run(make_tokenizer(), Sample(tokens=np.arange(9, dtype=np.int32), label="12"), context_tokens=5)
     assert (sample.response_length, sample.status) == (0, Status.TRUNCATED)
 
 

@@ -155,7 +155,7 @@ async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, 
 async def test_a_generator_that_swallows_its_cancellation_does_not_hold_up_the_run(
     make_args, open_manager, plugin_file, monkeypatch
 ):
-    monkeypatch.setattr("slime_core.rollout.collect.CANCEL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("slime_core.rollout.stages.CANCEL_TIMEOUT_S", 0.2)
     stubborn = """
 import asyncio
 @hookimpl
@@ -177,3 +177,47 @@ async def generate(sample):
             await manager.source.settle()
         [waiting], _ = manager.source.waiting()
         assert waiting[0].group_index == 0 and waiting[0].status is Status.PENDING
+
+
+async def test_an_error_does_not_wait_for_a_sibling_that_swallows_its_cancellation(
+    make_args, open_manager, plugin_file, monkeypatch
+):
+    monkeypatch.setattr("slime_core.rollout.stages.CANCEL_TIMEOUT_S", 0.2)
+    stubborn = """
+import asyncio
+@hookimpl
+async def generate(sample):
+    if sample.index == 0:
+        await asyncio.sleep(0.1)
+        raise ValueError("broken tool")
+    for _ in range(10):
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            pass
+    sample.append([1], logprobs=[-1.0])
+    sample.status = Status.COMPLETED
+    return [sample]
+"""
+    async with open_manager(make_args("--generate", plugin_file("stubborn", stubborn))) as manager:
+        with pytest.raises(PluginError, match="broken tool"):
+            async with asyncio.timeout(5):
+                await manager.rollout(0)
+
+
+async def test_a_generator_that_never_answers_fails_its_sample(make_args, open_manager, plugin_file):
+    endless = """
+import asyncio
+@hookimpl
+async def generate(sample):
+    if sample.index == 0:
+        await asyncio.Event().wait()
+    sample.append([1], logprobs=[-1.0])
+    sample.reward, sample.status = 1.0, Status.COMPLETED
+    return [sample]
+"""
+    words = ["--generate-timeout-s", "0.3", "--n-samples-per-prompt", "3", "--max-reward-failure-rate", "0.5"]
+    async with open_manager(make_args("--generate", plugin_file("endless", endless), *words)) as manager:
+        taken = await manager.rollout(0)
+    assert sorted(taken.shards[0].batch.sample_index.tolist()) == [1, 2, 3, 4, 5]
+    assert taken.metrics["reward/failed/generate"] == 1

@@ -171,12 +171,29 @@ async def test_without_partial_rollout_only_the_prompts_come_back(engine, start)
     await manager.close()
 
 
-async def test_a_finished_group_that_was_not_needed_keeps_rewards_and_is_trained_without_another_request(engine, start):
-    manager = start(["fast 0", "fast 1", "fast 2", "fast 3", "fast 4"], *PARTIAL)
+SLOW_TO_JUDGE = """
+import time
+judged = {2, 3, 4, 5, 6, 7}
+@hookimpl
+def dynamic_filter(samples):
+    if samples[0].group_index not in judged:
+        judged.add(samples[0].group_index)
+        time.sleep(0.3)
+"""
+"""For the first two groups, the first time."""
+
+
+async def test_a_finished_group_that_was_not_needed_keeps_rewards_and_is_trained_without_another_request(
+    engine, start, plugin_file
+):
+    """Two groups are scored and not judged yet when the batch is full."""
+    judge = plugin_file("slow_to_judge", SLOW_TO_JUDGE)
+    manager = start(["fast 0", "fast 1", "fast 2", "fast 3", "fast 4"], *PARTIAL, "--dynamic-filter", judge)
     await manager.rollout(0)
     surplus = await waiting_groups(manager)
     assert len(surplus) == 2
     finished = [group for group in surplus if all(s.status is Status.TRUNCATED for s in group)]
+    assert finished and all(s.reward is not None for group in finished for s in group)
     asked = len(engine.asked)
     second = (await manager.rollout(1)).shards[0].batch
     new_groups = manager.source.num_drawn - 4

@@ -87,6 +87,26 @@ def group_reward(samples):
     assert [s.reward for s in samples] == [0.0, 0.0, 1.0]
 
 
+RANK = """
+@hookimpl
+def group_reward(samples):
+    return [float(len(samples))] * len(samples)
+"""
+
+
+async def test_a_group_reward_sees_samples_whose_reward_a_generator_filled(scored, plugin_file):
+    samples = [finished(), finished(reward=7.0), finished()]
+    await scored(*samples, words=["--reward", plugin_file("size", RANK)])
+    assert [s.reward for s in samples] == [3.0, 7.0, 3.0]
+
+
+async def test_a_group_reward_that_was_given_is_not_asked_for_again(scored, plugin_file):
+    first, other = plugin_file("size", RANK), plugin_file("other", RANK.replace("float(len(samples))", "0.5"))
+    samples = [finished(rewards={"size": 10.0}) for _ in range(2)]
+    await scored(*samples, words=["--reward", first, other])
+    assert [s.reward for s in samples] == [10.5, 10.5]
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

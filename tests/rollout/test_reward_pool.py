@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from slime_core.rollout.reward_pool import RewardFailure, RewardPool
+from slime_core.rollout.reward_pool import STUCK_S, RewardFailure, RewardPool
 from slime_core.testing import make_sample
 
 BY_ANSWER = """
@@ -35,6 +35,9 @@ def reward(sample):
         case "child":
             subprocess.Popen(["sleep", "271828"])
             time.sleep(1000)
+        case "orphan":
+            subprocess.Popen(["sleep", "314159"])
+            os._exit(7)
         case text: return float(len(text))
 
 def reward_again(depth): return reward_again(depth + 1) + 1
@@ -137,6 +140,35 @@ async def test_what_waits_behind_a_slow_grader_goes_to_another_worker(open_pool,
     hanging.cancel()
 
 
+async def test_several_slow_graders_do_not_spread_over_the_workers(open_pool, grade):
+    pool = open_pool("--reward-workers", "4", "--reward-timeout-s", "60")
+    await asyncio.gather(*(grade(pool, "warm") for _ in range(50)))
+    hanging = [asyncio.create_task(grade(pool, "hang")) for _ in range(2)]
+    others = asyncio.gather(*(grade(pool, "abc") for _ in range(20)))
+    assert await asyncio.wait_for(others, timeout=30) == [3.0] * 20
+    await asyncio.sleep(4 * STUCK_S)
+    assert await asyncio.wait_for(grade(pool, "four"), timeout=10) == 4.0
+    assert sum(bool(worker.jobs) for worker in pool._workers) == 2
+    for task in hanging:
+        task.cancel()
+
+
+async def test_what_a_hanging_worker_holds_fails_with_a_broken_pool(make_args, plugin_file, tmp_path, grade):
+    broken = tmp_path / "broken"
+    source = f"import os\nif os.path.exists({str(broken)!r}): raise ValueError('half edited')\n"
+    reference = plugin_file("by_answer", source + BY_ANSWER)
+    pool = RewardPool(make_args("--reward", reference, "--reward-timeout-s", "2", "--reward-workers", "2"), [reference])
+    try:
+        await asyncio.gather(*(grade(pool, "warm") for _ in range(50)))
+        broken.touch()
+        texts = ["hang", "a", "b", "c", "d", "exit"]
+        results = await asyncio.wait_for(asyncio.gather(*(grade(pool, text) for text in texts)), timeout=20)
+    finally:
+        pool.close()
+    assert "took longer than 2 s" in results[0]
+    assert "half edited" in str(results)
+
+
 async def test_a_dead_worker_is_replaced(open_pool, grade):
     pool = open_pool("--reward-workers", "1")
     for _ in range(3):
@@ -149,6 +181,43 @@ async def test_what_a_killed_grader_started_is_killed_with_it(open_pool, grade):
     assert "took longer" in await grade(pool, "child")
     await asyncio.sleep(0.2)
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "271828"]]
+
+
+async def test_what_a_dead_grader_started_is_killed(open_pool, grade):
+    pool = open_pool("--reward-workers", "1")
+    await grade(pool, "warm")
+    grading = asyncio.create_task(grade(pool, "orphan"))
+    await asyncio.sleep(0.05)
+    time.sleep(0.5)  # the loop is held: the process has been reaped when it looks
+    assert "exit code 7" in await grading
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "314159"]]
+
+
+OWNER = """
+import asyncio, sys
+from slime_core.options import parse
+from slime_core.rollout.reward_pool import RewardPool
+from slime_core.testing import make_sample
+
+async def main():
+    pool = RewardPool(parse(sys.argv[2:]).args, [sys.argv[1]])
+    await pool.grade("reward", sys.argv[1], {"sample": make_sample("warm")})
+    print("warm", flush=True)
+    await pool.grade("reward", sys.argv[1], {"sample": make_sample("hang")})
+
+asyncio.run(main())
+"""
+
+
+async def test_a_hanging_grader_does_not_outlive_a_killed_owner(grader, model_dir):
+    words = ["--model", str(model_dir), "--reward", grader]
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, grader, *words], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "warm\n"
+    workers = psutil.Process(owner.pid).children(recursive=True)
+    await asyncio.sleep(0.2)
+    owner.kill()
+    owner.communicate()
+    assert workers and not psutil.wait_procs(workers, timeout=20)[1]
 
 
 async def test_a_sample_that_cannot_be_sent_fails_alone(open_pool, grader):
