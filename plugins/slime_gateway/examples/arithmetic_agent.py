@@ -10,8 +10,9 @@ from slime_gateway import Task
 
 BOXED = re.compile(r"\\boxed\{(\d+)\}")
 NUM_TRIES = 2
-CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="of the task")
-"""Agents share its connections: to make a client takes longer than to use it."""
+CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="of the task", timeout=600)
+"""Agents share its connections: to make a client takes longer than to use it. By itself it gives up a connection after
+5 s, which is short where a thousand agents begin at once."""
 
 
 async def agent(task: Task) -> dict[str, float]:
