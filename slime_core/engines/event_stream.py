@@ -36,7 +36,7 @@ async def read_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens) -> 
             tokens = [entry[1] for entry in event["meta_info"].get("output_token_logprobs") or []]
             _check_whole(tokens, event["meta_info"])
             on_tokens(tokens)
-        if answer and answer["meta_info"].get("finish_reason") is None:
+        if not answer or answer["meta_info"].get("finish_reason") is None:
             raise aiohttp.ClientPayloadError("the stream ended before the answer")
     except (aiohttp.ClientError, ConnectionError):
         if not answer.get("meta_info", {}).get("completion_tokens"):
@@ -65,7 +65,7 @@ async def _newest_events(response: aiohttp.ClientResponse) -> AsyncIterator[dict
 
 
 def _check_whole(tokens: list[int], meta: dict[str, Any]) -> None:
-    if len(tokens) != meta["completion_tokens"]:
+    if len(tokens) < meta["completion_tokens"]:
         raise EngineError(
             f"an event of the engine's stream tells {len(tokens)} of {meta['completion_tokens']} tokens; start SGLang "
             "without --incremental-streaming-output."

@@ -148,9 +148,10 @@ class Server:
                     break
                 output = await outputs.get()
             await response.write(b"data: [DONE]\n\n")
-        except BaseException:
-            self.engine.abort(request=request)
-            raise
+        except ConnectionResetError:  # nobody listens any more
+            return response
+        finally:
+            self.engine.abort(request=request)  # unless it has ended
         return response
 
     async def abort_request(self, http: web.Request) -> web.Response:
