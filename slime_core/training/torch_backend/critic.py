@@ -36,7 +36,7 @@ class Critic(nn.Module):
         place(args, self, ranks, compute_dtype(args, ranks.device))
         packs, _ = probe(self, model, ranks.device)
         # a dataclass, not a module: only the body is this critic's
-        self._model = Policy(Entry(model), ranks.device, compute_dtype(args, ranks.device), 1.0, packs, False)
+        self._model = Policy(Entry(model), ranks.device, compute_dtype(args, ranks.device), 1.0, packs, None)
         self.optimizer = Optimizer(argparse.Namespace(**{**vars(args), "lr": args.critic_lr}), self)
 
     def get_output_embeddings(self) -> nn.Module:
