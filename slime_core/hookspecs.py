@@ -50,7 +50,8 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
 def configure(args: argparse.Namespace) -> None:
     """Check or prepare what the plugin needs; raise `OptionError` for a wrong option.
 
-    Called once in every process that uses the plugin, after the options are parsed.
+    Called once in every process that uses the plugin, after the options are parsed; where it is a module's function or
+    a class's static method, in the driver too, before anything is started.
     """
 
 
@@ -75,6 +76,7 @@ async def generate(
     enough, requests end early: return such a sample ABORTED, as `append_generation` leaves it. Under
     `--partial-rollout` it comes back, still ABORTED and each branch of a fan-out by itself; go on from `sample.tokens`.
     What takes longer than `--generate-timeout-s` is cancelled, its sample FAILED.
+    Such a branch, but not the first of its rollout, may return [] when a sibling has taken over.
     """
 
 

@@ -1216,6 +1216,7 @@ def parse(argv: Sequence[str], needs_model: bool = True) -> Parsed:
     for hook, references in hook_choices(args).items():
         for reference in references:
             _check_implements(plugins, hook, reference)
+    plugins.check_options(args)
     return Parsed(args, parser.format_values())
 
 
@@ -1592,7 +1593,9 @@ TORCH_FLAGS = (
     "freeze_params",
     "lora_rank",
     "async_save",
+    "multimodal_keys",
 )
+"""Options that only `--train-backend torch` knows."""
 
 
 def _validate_backend(args: argparse.Namespace) -> None:
@@ -1602,23 +1605,11 @@ def _validate_backend(args: argparse.Namespace) -> None:
                 raise OptionError(f"--{name.replace('_', '-')} is for Megatron; add --train-backend megatron.")
         return
     for name in TORCH_FLAGS:
-        if getattr(args, name) not in (None, False, [], "replicated"):
-            raise OptionError(f"--{name.replace('_', '-')} is for --train-backend torch.")
-    if args.critic:
-        raise OptionError("--critic trains with --train-backend torch only; choose an estimator without a critic.")
+        if getattr(args, name) not in (None, False, [], {}, "replicated"):
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{flag} is for --train-backend torch; see docs/megatron.md for what Megatron has.")
     if args.optimizer != "adamw":
         raise OptionError(f"--optimizer {args.optimizer} is for --train-backend torch; Megatron trains with adamw.")
-    of_torch = {
-        "--data-parallel fsdp2": args.data_parallel == "fsdp2",
-        "--recompute-activations": args.recompute_activations,
-        "--lora-rank": args.lora_rank is not None,
-        "--freeze-params": bool(args.freeze_params),
-        "--only-train-params": bool(args.only_train_params),
-        "--async-save": args.async_save,
-        "--multimodal-keys": bool(args.multimodal_keys),
-    }
-    if given := next((flag for flag, set_ in of_torch.items() if set_), None):
-        raise OptionError(f"{given} is for --train-backend torch; see docs/megatron.md for what Megatron has.")
     copy = args.tensor_model_parallel_size * args.context_parallel_size * args.pipeline_model_parallel_size
     if args.num_trainers % copy:
         raise OptionError(

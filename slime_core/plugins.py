@@ -148,6 +148,15 @@ class Plugins:
                         f"a plugin's flags must start with {prefix}"
                     )
 
+    def check_options(self, args: argparse.Namespace) -> None:
+        """Call every `configure` that needs no built plugin: functions of modules, static methods of classes."""
+        for impl in self.manager.hook.configure.get_hookimpls():
+            of_instances = inspect.isclass(impl.plugin) and not isinstance(
+                inspect.getattr_static(impl.plugin, "configure"), staticmethod
+            )
+            if not impl.wrapper and not of_instances:
+                impl.function(*[args for _ in impl.argnames])
+
     def start(self, args: argparse.Namespace) -> None:
         """Build the class plugins and call every `configure`."""
         for loaded in self.loaded.values():

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from slime_core import PluginError, Sample
+from slime_core import OptionError, PluginError, Sample
 from slime_core.plugins import Plugins, find, installed, load_plugins, plugin_name
+from slime_core.testing import make_options
 
 REWARD = """
 from slime_core import hookimpl
@@ -144,6 +145,40 @@ def test_a_class_plugins_options_come_before_it_is_built(install_package):
     parser = argparse.ArgumentParser()
     plugins.add_options(parser)
     assert parser.parse_args(["--x-bonus", "2"]).x_bonus == 2.0
+
+
+CONFIGURE = """
+from slime_core import OptionError, hookimpl
+
+{definition}
+    raise OptionError("nothing can be configured")
+"""
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "@hookimpl\ndef configure(args):",
+        "@hookimpl\ndef configure():",
+        "class Plugin:\n  def __init__(self, args): raise AssertionError\n"
+        "  @staticmethod\n  @hookimpl\n  def configure(args):",
+    ],
+    ids=["function", "function without arguments", "static method"],
+)
+def test_options_are_checked_before_anything_is_built(tmp_path, definition):
+    path = tmp_path / "strict.py"
+    path.write_text(CONFIGURE.format(definition=definition))
+    with pytest.raises(OptionError, match="nothing can be configured"):
+        make_options("--plugin", f"{path}:Plugin" if "class" in definition else str(path))
+
+
+def test_a_configure_that_needs_the_built_plugin_waits_for_it(tmp_path):
+    definition = "class Plugin:\n  def __init__(self, args): pass\n  @hookimpl\n  def configure(self, args):"
+    path = tmp_path / "strict.py"
+    path.write_text(CONFIGURE.format(definition=definition))
+    args = make_options("--plugin", f"{path}:Plugin")
+    with pytest.raises(OptionError, match="nothing can be configured"):
+        load_plugins(args, [])
 
 
 def test_a_flag_without_the_plugins_prefix_is_refused(tmp_path):

@@ -66,7 +66,9 @@ async def generate_samples(
 ) -> list[Sample]:
     """What the plugin makes of `sample`; samples of a fan-out share its rollout index and have indices of their own.
 
-    A plugin that takes longer than `--generate-timeout-s` is cancelled, and the sample FAILED.
+    A plugin that takes longer than `--generate-timeout-s` is cancelled, and the sample FAILED. An ABORTED branch of a
+    fan-out that came back may give none: a sibling has taken over, and its rollout's first sample, whose index is the
+    rollout's, gives at least one.
 
     Args:
         requests: those of the round; once they are stopped the engine answers every request as aborted.
@@ -74,6 +76,7 @@ async def generate_samples(
     Raises:
         PluginError: when the plugin raises, or returns anything but a list of at least one finished sample.
     """
+    may_vanish = sample.status is Status.ABORTED and sample.index != sample.rollout_index
     seen = SampleEngine(engine, requests, args.seed, sample)
     own = {key: list(value) if isinstance(value, list) else value for key, value in params.items()}
     try:
@@ -89,7 +92,7 @@ async def generate_samples(
     except TimeoutError:  # the plugin's own would be a PluginError
         sample.fail(f"'{generate.name}' took longer than --generate-timeout-s {args.generate_timeout_s:g}")
         return [sample]
-    if not isinstance(made, list) or not made or not all(isinstance(s, Sample) for s in made):
+    if not isinstance(made, list) or not (made or may_vanish) or not all(isinstance(s, Sample) for s in made):
         what = f"a list of {len(made)}" if isinstance(made, list) else type(made).__name__
         raise PluginError(
             f"plugin '{generate.name}': generate must return a list of at least one Sample, got {what} "

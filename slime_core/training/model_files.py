@@ -60,8 +60,8 @@ def check_vocabulary(args: argparse.Namespace, flag: str, directory: str | None)
     """
     if directory is not None and _vocabulary(directory) != _vocabulary(args.model):
         raise OptionError(
-            f"{flag} {directory} has another vocabulary than --model {args.model}; log-probabilities of the same "
-            "tokens can only be compared between models that share a tokenizer."
+            f"{flag} {directory} has another vocabulary than --model {args.model}; the same tokens mean the same "
+            "only to models that share a tokenizer."
         )
 
 

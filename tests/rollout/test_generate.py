@@ -51,6 +51,36 @@ async def test_a_fan_out_shares_its_rollout_and_has_indices_of_its_own(make_args
     assert Counter(batch.group_index.tolist()) == {0: 6, 1: 6}
 
 
+GIVING_UP = """
+@hookimpl
+async def generate(sample):
+    if sample.status is Status.PENDING:
+        made = [sample, sample.clone()]
+        for one in made:
+            one.status = Status.ABORTED
+        return made
+    if {who_gives_up}:
+        return []
+    sample.append([1], logprobs=[-1.0])
+    sample.status, sample.reward = Status.COMPLETED, 1.0
+    return [sample]
+"""
+
+
+async def test_a_branch_that_comes_back_may_give_way_to_its_sibling(make_args, open_manager, plugin_file):
+    source = GIVING_UP.format(who_gives_up="sample.index != sample.rollout_index")
+    async with open_manager(make_args("--generate", plugin_file("gives_way", source))) as manager:
+        batch = (await manager.rollout(0)).shards[0].batch
+    assert batch.sample_index.tolist() == batch.rollout_index.tolist() == [0, 1, 2, 3]
+
+
+async def test_the_first_sample_of_a_rollout_may_not_give_way(make_args, open_manager, plugin_file):
+    source = GIVING_UP.format(who_gives_up="sample.index == sample.rollout_index")
+    async with open_manager(make_args("--generate", plugin_file("gives_way", source))) as manager:
+        with pytest.raises(PluginError, match="got a list of 0 for sample"):
+            await manager.rollout(0)
+
+
 async def test_samples_that_a_generator_makes_anew_are_numbered_too(make_args, open_manager, plugin_file):
     anew = plugin_file(
         "anew",

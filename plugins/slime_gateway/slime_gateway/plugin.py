@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core import OptionError, Sample, Status, hookimpl
+from slime_core import OptionError, Sample, hookimpl
 from slime_gateway.agents import AgentProcess
 from slime_gateway.exchange import Exchange
 from slime_gateway.flags import add_flags
 from slime_gateway.outcome import Outcome
 from slime_gateway.server import Server
-from slime_gateway.session import Limits, Session
+from slime_gateway.session import Limits, Session, is_branch
 from slime_gateway.task import Task
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ class Gateway:
     """Holds the server, the agents' processes, and the sessions that wait for another round."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        if args.gateway_agent is not None and args.gateway_command is not None:
-            raise OptionError("name the agent once: --gateway-agent FILE.py or --gateway-command COMMAND.")
         self._program_key = _program_key(args)
         self._exchange = Exchange()
         self._processes = [AgentProcess(words, Path(args.gateway_directory)) for words in _worker_words(args)]
@@ -46,6 +44,18 @@ class Gateway:
         """The gateway's flags."""
         add_flags(parser)
 
+    @staticmethod
+    @hookimpl
+    def configure(args: argparse.Namespace) -> None:
+        """Refuse two agents, and an open door, before anything is started."""
+        if args.gateway_agent is not None and args.gateway_command is not None:
+            raise OptionError("name the agent once: --gateway-agent FILE.py or --gateway-command COMMAND.")
+        if args.gateway_key_env is None and args.gateway_host != "localhost" and not _is_loopback(args.gateway_host):
+            raise OptionError(
+                f"--gateway-host {args.gateway_host} can be reached from other machines; give programs that fetch "
+                "tasks a key with --gateway-key-env NAME."
+            )
+
     @hookimpl
     async def generate(
         self,
@@ -55,8 +65,14 @@ class Gateway:
         sampling_params: dict[str, Any],
         evaluation: bool,
     ) -> list[Sample]:
-        """The samples of one session. ABORTED ones come back under partial rollout and go on with the living agent."""
+        """The samples of one session. ABORTED ones come back under partial rollout and go on with the living agent.
+
+        Where the agent is gone, since the run was resumed, the first sample of its rollout begins a session, and the
+        others give none.
+        """
         rollout = await self._joined(sample, evaluation)
+        if rollout is None and is_branch(sample):
+            return []
         if rollout is None:
             rollout = await self._begin(args, engine, sample, sampling_params, evaluation)
         waits = False
@@ -73,9 +89,10 @@ class Gateway:
     async def _joined(self, sample: Sample, evaluation: bool) -> _Rollout | None:
         """The rollout that an ABORTED sample goes on with, where its agent lives; one that nobody wants is ended."""
         rollout = None if evaluation else self._live.get(sample.rollout_index)
-        if rollout is None or (sample.status is Status.ABORTED and rollout.session.knows(sample)):
+        if rollout is None or rollout.session.knows(sample):
             return rollout
-        await self._end(rollout)
+        if not is_branch(sample):
+            await self._end(rollout)
         return None
 
     async def _begin(
@@ -97,7 +114,7 @@ class Gateway:
         task = Task(
             prompt=sample.prompt,
             label=sample.label,
-            metadata=sample.metadata,
+            metadata=session.prototype.metadata,
             base_url=f"{self._url}/v1",
             api_key=session.key,
             group_index=sample.group_index,
@@ -175,20 +192,15 @@ def _worker_words(args: argparse.Namespace) -> list[list[str]]:
 
 
 def _program_key(args: argparse.Namespace) -> str | None:
-    if args.gateway_key_env is not None:
-        key = os.environ.get(args.gateway_key_env)
-        if not key:
-            raise OptionError(
-                f"--gateway-key-env names the environment variable {args.gateway_key_env}, which is not set where "
-                "rollouts run."
-            )
-        return key
-    if args.gateway_host != "localhost" and not _is_loopback(args.gateway_host):
+    if args.gateway_key_env is None:
+        return None
+    key = os.environ.get(args.gateway_key_env)
+    if not key:
         raise OptionError(
-            f"--gateway-host {args.gateway_host} can be reached from other machines; give programs that fetch tasks a "
-            "key with --gateway-key-env NAME."
+            f"--gateway-key-env names the environment variable {args.gateway_key_env}, which is not set where "
+            "rollouts run."
         )
-    return None
+    return key
 
 
 def _is_loopback(host: str) -> bool:

@@ -30,6 +30,8 @@ MAX_ABORTS = 3
 
 TRAJECTORY_KEY = "gateway_trajectory"
 """In a sample's metadata: which of its session's conversations it is."""
+SESSION_KEY = "gateway_session"
+"""In the metadata of an ABORTED sample: the session that it waits for."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ class Session:
         limits: Limits,
     ) -> None:
         self.key = f"slime-{secrets.token_urlsafe(24)}"
+        self.id = secrets.token_hex(8)
         self.prototype = sample.clone()
         self.prototype.restart()
-        for key in (TRAJECTORY_KEY, "round_number"):  # of a session that is gone
+        for key in (SESSION_KEY, TRAJECTORY_KEY, "round_number"):  # of a session that is gone
             self.prototype.metadata.pop(key, None)
         self.trajectories = Trajectories(self.prototype, tokenizer)
         self.outcome: Outcome | None = None
@@ -90,24 +93,25 @@ class Session:
         """What came of the session: its samples, or ABORTED ones when the round has enough.
 
         Under partial rollout the ABORTED samples come back, each with a call of its own, and the session goes on
-        where it was: the first call takes the conversations that nobody claims.
+        where it was: the first call takes the conversations that nobody claims. One that is no branch gives at least
+        one sample; a branch none, when its conversation was forgotten or the session failed.
 
         Raises:
             SlimeError: what an engine request of the agent raised.
         """
-        mine = self._claim(sample)
+        mine, branch = self._claim(sample), is_branch(sample)
         if not self._num_calls:
             self._since = time.monotonic()
         self._num_calls += 1
         try:
-            return await self._run(engine, mine)
+            return await self._run(engine, mine, branch)
         finally:
             self._num_calls -= 1
             if not self._num_calls:
                 self._claimed.clear()
                 self._time_left_s = max(0.0, self._time_left_s - (time.monotonic() - self._since))
 
-    async def _run(self, engine: Any, mine: int | None) -> list[Sample]:
+    async def _run(self, engine: Any, mine: int | None, branch: bool) -> list[Sample]:
         self._engine = engine
         self._has_engine.set()
         over, stopped = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(engine.until_stopped())
@@ -118,14 +122,14 @@ class Session:
             over.cancel()
             stopped.cancel()
         if not self._over.is_set() and stopped.done() and not stopped.cancelled():
-            return await self._parked(engine, mine)
+            return await self._parked(engine, mine, branch)
         if not self._over.is_set():
             self._limit_hit = f"the agent had not ended after {self._limits.timeout_s:g} s"
             self._cut_short(*self.trajectories.answered[-1:])
             self.end(Outcome())
         if self._error is not None:
             raise self._error
-        return self._samples(mine)
+        return self._samples(mine, branch)
 
     def end(self, outcome: Outcome) -> None:
         """The agent has ended; further requests are refused. The first outcome counts."""
@@ -138,8 +142,8 @@ class Session:
             task.cancel()
 
     def knows(self, sample: Sample) -> bool:
-        """Whether an ABORTED sample is one of the session's conversations, or the session before it had any."""
-        return TRAJECTORY_KEY not in sample.metadata or self._trajectory_of(sample) is not None
+        """Whether a sample came from this session, ABORTED."""
+        return sample.status is Status.ABORTED and sample.metadata.get(SESSION_KEY) == self.id
 
     @property
     def over(self) -> bool:
@@ -290,7 +294,7 @@ class Session:
         return trajectory.number
 
     def _trajectory_of(self, sample: Sample) -> Trajectory | None:
-        number = sample.metadata.get(TRAJECTORY_KEY)
+        number = sample.metadata.get(TRAJECTORY_KEY) if self.knows(sample) else None
         return next((t for t in self.trajectories.all if t.number == number), None)
 
     def _taken(self, mine: int | None) -> list[Trajectory]:
@@ -299,7 +303,7 @@ class Session:
         self._claimed |= {trajectory.number for trajectory in taken}
         return taken
 
-    async def _parked(self, engine: Any, mine: int | None) -> list[Sample]:
+    async def _parked(self, engine: Any, mine: int | None, branch: bool) -> list[Sample]:
         """The samples so far, ABORTED; when the engine has answered what was under way."""
         if self._engine is engine:
             self._has_engine.clear()
@@ -307,18 +311,23 @@ class Session:
             await asyncio.wait(list(self._generations))
         if self._error is not None:
             raise self._error
-        samples = [_numbered(trajectory) for trajectory in self._taken(mine)] or [self.prototype.clone()]
+        samples = [_numbered(trajectory) for trajectory in self._taken(mine)]
+        if not samples and not branch:
+            samples = [self.prototype.clone()]
         for sample in samples:
             sample.status = Status.ABORTED
+            sample.metadata[SESSION_KEY] = self.id
         return samples
 
-    def _samples(self, mine: int | None) -> list[Sample]:
+    def _samples(self, mine: int | None, branch: bool) -> list[Sample]:
         outcome = self.outcome or Outcome()
         for trajectory in list(self.trajectories.all):
             if trajectory.open and trajectory.latest is not None:  # its request is being refused
                 self.trajectories.undo(trajectory.latest)
         samples = [_numbered(trajectory) for trajectory in self._taken(mine) if trajectory.num_turns]
         failure = self._failure(outcome)
+        if branch and (failure is not None or not samples):
+            return []
         if failure is not None or not samples:
             sample = samples[0] if samples else self.prototype.clone()
             sample.fail(failure or "the only answer of one of its conversations did not reach the agent")
@@ -344,6 +353,11 @@ class Session:
             sample.reward = outcome.reward
             sample.rewards["gateway"] = outcome.reward
         sample.rewards |= {f"gateway/{key}": value for key, value in outcome.rewards.items()}
+
+
+def is_branch(sample: Sample) -> bool:
+    """Whether a sample waits for a session that another one, its rollout's first, waits for too."""
+    return sample.status is Status.ABORTED and sample.index != sample.rollout_index
 
 
 def _numbered(trajectory: Trajectory) -> Sample:

@@ -238,6 +238,75 @@ async def test_an_agent_lives_on_between_rounds(start, playing, tokenizer):
     assert sorted(set(sample.weight_versions[own].tolist())) == [0, 1]
 
 
+TWO_CONVERSATIONS = (
+    ASK
+    + """
+async def agent(task):
+    for _ in range(2):
+        await ask(task)
+        task.messages[0]["content"] += " Once more."
+    return 0.5
+"""
+)
+
+
+async def stopped_in_the_second_conversation(plugin, playing) -> list[Sample]:
+    """A rollout's two ABORTED samples, numbered as the core does it."""
+    engine = playing("13", "12")
+    engine.num_partial, engine.hold_after = 1, 1
+    task = asyncio.create_task(generate(plugin, engine))
+    await until(lambda: engine.under_way and len(engine.requests) == 2)
+    engine.stop()
+    waiting = await task
+    assert [sample.status for sample in waiting] == [Status.ABORTED] * 2
+    waiting[1].index = 1000
+    return [Sample.from_dict(sample.to_dict()) for sample in waiting]
+
+
+async def together(plugin, engine, samples: list[Sample]) -> list[list[Sample]]:
+    return await asyncio.gather(*(generate(plugin, engine, sample) for sample in samples))
+
+
+async def test_conversations_of_one_rollout_come_back_to_their_agent(start, playing):
+    plugin = start(TWO_CONVERSATIONS, *PARTIAL)
+    waiting = await stopped_in_the_second_conversation(plugin, playing)
+    first, second = await together(plugin, playing("2"), waiting)
+    assert [sample.reward for sample in (*first, *second)] == [0.5, 0.5]
+    assert [len(first), len(second)] == [1, 1]
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+async def test_conversations_whose_agent_is_gone_become_one_session(start, playing, order):
+    waiting = await stopped_in_the_second_conversation(start(TWO_CONVERSATIONS, *PARTIAL), playing)
+    resumed = start(TWO_CONVERSATIONS, *PARTIAL)
+    parts = await together(resumed, playing("13", "12"), [waiting[i] for i in order])
+    assert [len(parts[i]) for i in order] == [2, 0]
+    made = parts[order.index(0)]
+    assert [(sample.status, sample.reward) for sample in made] == [(Status.COMPLETED, 0.5)] * 2
+    assert resumed[0]._exchange.stats()["sessions"] == 1
+
+
+async def test_conversations_whose_agent_is_gone_may_wait_again(start, playing):
+    waiting = await stopped_in_the_second_conversation(start(TWO_CONVERSATIONS, *PARTIAL), playing)
+    resumed, engine = start(TWO_CONVERSATIONS, *PARTIAL), playing("13", "12")
+    engine.hold()
+    running = asyncio.create_task(together(resumed, engine, waiting))
+    await until(lambda: engine.under_way)
+    engine.stop()
+    (again,), nothing = await running
+    assert (again.status, nothing) == (Status.ABORTED, [])
+    samples = await generate(resumed, playing("13", "12"), again)
+    assert [sample.reward for sample in samples] == [0.5, 0.5]
+    assert resumed[0]._exchange.stats()["sessions"] == 1
+
+
+async def test_an_agent_that_fails_fails_its_rollout_once(start, playing):
+    plugin = start(TWO_CONVERSATIONS.replace("return 0.5", "raise ValueError('bad')"), *PARTIAL)
+    waiting = await stopped_in_the_second_conversation(plugin, playing)
+    (failed,), nothing = await together(plugin, playing("2"), waiting)
+    assert (failed.status, nothing) == (Status.FAILED, [])
+
+
 async def test_a_fresh_sample_of_the_same_number_begins_anew(start, playing):
     plugin = start(AGENT, *PARTIAL)
     (waiting,) = await stopped_in_the_second_turn(plugin, playing)

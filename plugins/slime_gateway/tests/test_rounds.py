@@ -83,7 +83,7 @@ async def agent(session: Session, turns) -> None:
 
 async def rounds(lab: Lab, turns) -> list[Sample]:
     session = Session(
-        Sample(index=0),
+        Sample(index=0, rollout_index=0),
         tokenizer=lab.tokenizer,
         context_tokens=1 << 20,
         sampling_params={"max_new_tokens": 1 << 20, "stop": []},
@@ -91,10 +91,13 @@ async def rounds(lab: Lab, turns) -> list[Sample]:
         limits=Limits(max_turns=100, timeout_s=60),
     )
     working = asyncio.create_task(agent(session, turns))
-    samples = [session.prototype]
+    samples, indices = [session.prototype], itertools.count(1)
     for version in itertools.count():
         engine = RoundEngine(lab, version)
         parts = await asyncio.gather(*(session.run(engine, Sample.from_dict(s.to_dict())) for s in samples))
+        for part in parts:  # numbered as the core does it
+            for sample in part[1:]:
+                sample.index = next(indices)
         samples = [sample for part in parts for sample in part]
         if all(sample.status is not Status.ABORTED for sample in samples):
             await working

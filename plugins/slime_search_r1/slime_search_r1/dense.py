@@ -20,13 +20,9 @@ class Dense:
     kind = "dense"
 
     def __init__(self, model: str, query_prefix: str, document_prefix: str) -> None:
-        try:
-            import faiss
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise OptionError(
-                f"--search-r1-backend dense needs more packages ({error}): pip install 'slime-search-r1[dense]'."
-            ) from None
+        import faiss
+        from sentence_transformers import SentenceTransformer
+
         self._faiss: Any = faiss
         self._name, self._query_prefix, self._document_prefix = model, query_prefix, document_prefix
         try:

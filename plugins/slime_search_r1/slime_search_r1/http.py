@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 
-from slime_core import OptionError
 from slime_search_r1.documents import Document
 from slime_search_r1.local import Hit
 
@@ -26,8 +25,6 @@ class HttpSearch:
     """POSTs JSON and gets JSON; transport errors, HTTP 5xx and 429 are tried again, other 4xx fail at once."""
 
     def __init__(self, url: str, headers: dict[str, str], *, trust_env: bool) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise OptionError(f"--search-r1-url must begin with http:// or https://, got {url!r}.")
         self._url, self._headers, self._trust_env = url, headers, trust_env
         self._session: aiohttp.ClientSession | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -77,6 +74,9 @@ class HttpSearch:
 
     async def open(self) -> None:
         """The first request connects."""
+
+    async def wait_turn(self) -> None:
+        """Services take requests at any time."""
 
     def close(self) -> None:
         """Close the connections, on the loop's next turn where one still runs."""

@@ -41,10 +41,11 @@ class SearchR1:
         """The flags of the generator, its search and the reward."""
         options.add_options(parser)
 
+    @staticmethod
     @hookimpl
-    def configure(self, args: argparse.Namespace) -> None:
-        """Refuse a generator without a usable back end."""
-        if NAME in args.generate:
+    def configure(args: argparse.Namespace) -> None:
+        """Refuse a generator without a usable back end, before anything is started."""
+        if NAME in [*args.generate, *(entry.generate for entry in args.eval_data)]:
             from slime_search_r1.search import check_backend
 
             check_backend(args)

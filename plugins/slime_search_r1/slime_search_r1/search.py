@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from async_lru import alru_cache
 
 from slime_core import OptionError
+from slime_search_r1.documents import read_documents
 from slime_search_r1.http import RetrievalServer, SearchError, WebSearch
 from slime_search_r1.local import Hit, LocalIndex, Ranking, open_index
 
+DENSE_PACKAGES = ("faiss", "sentence_transformers")
 WEB_KEY = "SERPER_API_KEY"
 WEB_URL = "https://google.serper.dev/search"
 
@@ -24,6 +29,9 @@ class Backend(Protocol):
     async def open(self) -> None:
         """Make ready what takes long."""
 
+    async def wait_turn(self) -> None:
+        """Return when a search can begin at once; `search` follows."""
+
     async def search(self, query: str, num_results: int) -> list[Hit]:
         """At most `num_results` documents, best first."""
 
@@ -32,22 +40,37 @@ class Backend(Protocol):
 
 
 class Local:
-    """A local index, searched on threads."""
+    """A local index, searched on threads of its own, one a core."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, num_threads: int = os.cpu_count() or 1) -> None:
         self._args = args
         self._index: LocalIndex
+        self._threads = ThreadPoolExecutor(num_threads, "search")
+        self._free = asyncio.Semaphore(num_threads)
 
     async def open(self) -> None:
         """Build the index where there is none yet, and map it into memory."""
         self._index = await asyncio.to_thread(open_local, self._args)
 
+    async def wait_turn(self) -> None:
+        """Take a thread."""
+        await self._free.acquire()
+
     async def search(self, query: str, num_results: int) -> list[Hit]:
-        """What the index finds."""
-        return await asyncio.to_thread(self._index.search, query, num_results)
+        """What the index finds; the thread is free again when it has, even if nobody waits for it any more."""
+        loop = asyncio.get_running_loop()
+
+        def free(_: Future[list[Hit]]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has gone
+                loop.call_soon_threadsafe(self._free.release)
+
+        searching = self._threads.submit(self._index.search, query, num_results)
+        searching.add_done_callback(free)
+        return await asyncio.wrap_future(searching)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """End the threads, each after the search that it is in."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def open_local(args: argparse.Namespace) -> LocalIndex:
@@ -87,6 +110,7 @@ def check_backend(args: argparse.Namespace) -> None:
 
     Raises:
         OptionError: telling which flag is missing or wrong.
+        DataError: when the corpus does not begin with a document.
     """
     backend = args.search_r1_backend
     if backend in ("bm25", "dense"):
@@ -101,14 +125,26 @@ def check_backend(args: argparse.Namespace) -> None:
                 raise OptionError(f"--search-r1-{flag} {name}: there is no such {flag}.")
         if backend == "dense" and args.search_r1_embedding_model is None:
             raise OptionError("--search-r1-backend dense needs --search-r1-embedding-model NAME.")
+        if backend == "dense" and (missing := [name for name in DENSE_PACKAGES if find_spec(name) is None]):
+            raise OptionError(
+                f"--search-r1-backend dense needs the package {missing[0]}: pip install 'slime-search-r1[dense]'."
+            )
+        if args.search_r1_corpus is not None:
+            next(read_documents(Path(args.search_r1_corpus)))
     elif backend == "http" and args.search_r1_url is None:
         raise OptionError("--search-r1-backend http needs --search-r1-url http://HOST:PORT/retrieve.")
     elif backend == "web" and not os.environ.get(WEB_KEY):
         raise OptionError(f"--search-r1-backend web needs the service's key in the environment variable {WEB_KEY}.")
+    url = args.search_r1_url if backend in ("http", "web") else None
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise OptionError(f"--search-r1-url must begin with http:// or https://, got {url!r}.")
 
 
 class Search:
-    """At most `concurrency` searches at once, each within `timeout_s`; equal queries share one, which is kept."""
+    """At most `concurrency` searches at once; equal queries share one, which is kept.
+
+    A search may take `timeout_s` once it has begun: waiting for others does not count.
+    """
 
     def __init__(
         self, backend: Backend, *, num_results: int, concurrency: int, timeout_s: float, cache_size: int
@@ -131,6 +167,7 @@ class Search:
 
     async def _search(self, query: str) -> list[Hit]:
         async with self._slots:
+            await self._backend.wait_turn()
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._backend.search(query, self._num_results)

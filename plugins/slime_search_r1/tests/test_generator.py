@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from slime_core import DataError, OptionError, Sample, Status
 from slime_core.testing import ScriptedEngine, make_options
+from slime_search_r1.bm25 import Bm25
+from slime_search_r1.http import SearchError
 from slime_search_r1.plugin import NO_QUERY, TAG, _control_tokens, harmless
+from slime_search_r1.search import Local, Search
 
 SEARCH, ANSWER = "<search>tea</search>", "<answer>kettle</answer>"
 INFORMATION = "\n\n<information>kettle</information>\n\n"
@@ -270,6 +275,31 @@ async def test_a_search_that_hangs_is_timed_out(make_plugin, serve):
     assert "The search failed: no result within 0.1 s." in sample.response
 
 
+async def test_waiting_for_a_thread_is_not_the_searchs_time(corpus_file, monkeypatch):
+    free, find = threading.Event(), Bm25.best
+
+    def find_slowly(index, query, num_results):
+        if query == "ink":
+            free.wait(20)
+        return find(index, query, num_results)
+
+    monkeypatch.setattr(Bm25, "best", find_slowly)
+    backend = Local(make_options("--generate", "search_r1", "--search-r1-corpus", str(corpus_file)), num_threads=1)
+    search = Search(backend, num_results=1, concurrency=8, timeout_s=0.3, cache_size=8)
+    await search.open()
+    try:
+        slow, quick = asyncio.create_task(search("ink")), asyncio.create_task(search("tea"))
+        with pytest.raises(SearchError, match=r"no result within 0\.3 s"):
+            await slow
+        with pytest.raises(TimeoutError):  # the slow one still holds the only thread
+            await asyncio.wait_for(asyncio.shield(quick), 0.5)
+        free.set()
+        assert [hit.document.text for hit in await quick] == ["kettle"]
+    finally:
+        free.set()
+        search.close()
+
+
 async def test_equal_queries_are_asked_once_and_failures_again(make_plugin, serve):
     answers, asked = [web.Response(status=400), found("kettle")], []
 
@@ -315,12 +345,32 @@ async def test_searches_at_once_are_limited(make_plugin, serve):
         (("--search-r1-index", "/nowhere"), "/nowhere"),
         (("--search-r1-backend", "dense", "--search-r1-corpus", __file__), "--search-r1-embedding-model"),
         (("--search-r1-backend", "http"), "--search-r1-url"),
+        (("--search-r1-backend", "http", "--search-r1-url", "localhost:8000"), "must begin with http"),
         (("--search-r1-backend", "web"), "SERPER_API_KEY"),
     ],
 )
-def test_a_back_end_that_cannot_be_used_is_refused_at_the_start(make_plugin, flags, named):
+def test_a_back_end_that_cannot_be_used_is_refused_before_anything_starts(flags, named):
     with pytest.raises(OptionError, match=named):
-        make_plugin(*flags)
+        make_options("--generate", "search_r1", *flags)
+
+
+def test_a_back_end_that_needs_a_missing_package_is_refused_before_anything_starts(corpus_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    flags = ("--search-r1-backend", "dense", "--search-r1-embedding-model", "m")
+    with pytest.raises(OptionError, match=r"pip install 'slime-search-r1\[dense\]'"):
+        make_options("--generate", "search_r1", "--search-r1-corpus", str(corpus_file), *flags)
+
+
+@pytest.mark.parametrize("content", ["", "not JSON", '{"title": "no text"}'])
+def test_a_corpus_without_documents_is_refused_before_anything_starts(tmp_path, content):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"corpus\.jsonl"):
+        make_options("--generate", "search_r1", "--search-r1-corpus", str(path))
+
+
+def test_a_run_that_only_grades_needs_no_back_end():
+    assert make_options("--reward", "search_r1").search_r1_corpus is None
 
 
 @pytest.mark.parametrize(
@@ -339,9 +389,10 @@ def test_options_are_checked(flags):
 
 async def test_a_broken_corpus_ends_the_run_rather_than_being_told_to_the_model(make_plugin, tmp_path):
     path = tmp_path / "corpus.jsonl"
-    path.write_text(json.dumps({"title": "no text"}))
-    with pytest.raises(DataError, match="row 1"):
-        await run(make_plugin("--search-r1-corpus", path), ScriptedEngine([SEARCH]))
+    path.write_text('{"text": "kettle"}\n' + json.dumps({"title": "no text"}))
+    plugin = make_plugin("--search-r1-corpus", path)
+    with pytest.raises(DataError, match="row 2"):
+        await run(plugin, ScriptedEngine([SEARCH]))
 
 
 def test_control_tokens_without_a_name_are_known():

@@ -35,7 +35,7 @@ UNGUARDED_SYSCALLS = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes",
     "utimensat", "futimesat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
     "sethostname", "setdomainname", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "setpriority",
-    "chroot", "memfd_create",
+    "chroot", "memfd_create", "memfd_secret",
 )  # fmt: skip
 """What changes other files or the machine though Landlock does not cover it, and memory that no limit counts; refused,
 as a run may belong to root."""

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from slime_core import OptionError
 from slime_tool_python import jail
+from slime_tool_python.disk import outgrown
 
 CODE_FILE = "code.py"
 READ_BYTES = 65_536
 BYTES_A_CHARACTER = 4
-BLOCK_BYTES = 4096
-DISK_PERIOD_S = 0.1
 ENDING_S = 10.0
 PROBE = """
 import os, socket
@@ -113,10 +112,11 @@ async def _run_in(directory: Path, code: str, limits: Limits, unsafe: bool) -> s
 async def _watched(process: asyncio.subprocess.Process, said: bytearray, directory: Path, limits: Limits) -> str | None:
     """Read what the process prints until it ends, or breaks a limit: then which."""
     reading = asyncio.ensure_future(_read(process, said, BYTES_A_CHARACTER * limits.max_output_characters))
-    writing = asyncio.ensure_future(_outgrown(directory, limits.disk_mib * 2**20))
+    writing = asyncio.ensure_future(outgrown(directory, limits.disk_mib * 2**20, process.pid))
     try:
         await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
+            writing.result()
             return f"it was stopped: it wrote more than {limits.disk_mib} MiB"
         if not reading.result():
             return f"it was stopped: it printed far more than {limits.max_output_characters} characters"
@@ -126,33 +126,6 @@ async def _watched(process: asyncio.subprocess.Process, said: bytearray, directo
         for task in (reading, writing):
             task.cancel()
         await asyncio.gather(reading, writing, return_exceptions=True)
-
-
-async def _outgrown(directory: Path, most_bytes: int) -> None:
-    """Return when the directory holds more; every file counts for at least a block."""
-    while not await asyncio.to_thread(_holds_more, directory, most_bytes):
-        await asyncio.sleep(DISK_PERIOD_S)
-
-
-def _holds_more(directory: Path, most_bytes: int) -> bool:
-    open_directories, total = [str(directory)], 0
-    while open_directories:
-        try:
-            with os.scandir(open_directories.pop()) as entries:
-                for entry in entries:
-                    try:
-                        total += BLOCK_BYTES + 512 * entry.stat(follow_symlinks=False).st_blocks
-                    except FileNotFoundError:  # gone since; the others still count
-                        continue
-                    if total > most_bytes:
-                        return True
-                    if entry.is_dir(follow_symlinks=False):
-                        open_directories.append(entry.path)
-        except FileNotFoundError:
-            continue
-        except OSError:  # nested too deep for a path
-            return True
-    return False
 
 
 async def _remove(place: Path) -> None:
@@ -219,6 +192,8 @@ def missing_protection() -> str | None:
     if have < needed:
         what = "no Landlock" if have < 0 else f"Landlock version {have}"
         return f"this kernel has {what}, and the sandbox needs version {needed} (Linux 6.12)"
+    if not os.path.exists("/proc/thread-self/children"):
+        return "/proc does not tell a process's children (kernel option CONFIG_PROC_CHILDREN)"
     return None
 
 

@@ -1,6 +1,7 @@
 """Code that tries to get out, to take everything, or never to end: contained, told to the model, gone afterwards."""
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -219,6 +220,9 @@ async def test_memory_is_bounded(code):
 
 async def test_memory_that_no_limit_counts_is_refused():
     assert "PermissionError" in await failure("import os\nos.memfd_create('a')")
+    memfd_secret = 447
+    code = f"import ctypes\nprint(ctypes.CDLL(None, use_errno=True).syscall({memfd_secret}, 0), ctypes.get_errno())"
+    assert await run_code(code, LIMITS) == f"-1 {errno.EPERM}"
 
 
 async def test_threads_without_end_are_bounded():
@@ -271,6 +275,49 @@ async def test_long_output_is_shown_without_its_middle():
 async def test_disk_is_bounded(code):
     said = await failure(code)
     assert "wrote more than 16 MiB" in said or "File too large" in said
+
+
+WITHOUT_A_NAME = """
+import ctypes, mmap, os, socket, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
+kept, (one_end, other_end) = [], socket.socketpair()
+{first}
+for _ in range(64):
+    file = os.open("f", os.O_RDWR | os.O_CREAT)
+    os.unlink("f")
+    os.write(file, b"x" * 2**20)
+    {keep}
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "keep"),
+    [
+        ("", "kept.append(file)"),
+        ("libc.prctl(4, 0)  # no core dump, and no look at its files", "kept.append(file)"),
+        ("", "libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, file, 0); os.close(file)"),
+        ("", "socket.send_fds(one_end, [b'x'], [file]); os.close(file)"),
+        ("", "kept.append(file)\n    if len(kept) == 8 and os.fork(): time.sleep(60)"),
+    ],
+    ids=["open", "hidden", "mapped", "sent", "forked"],
+)
+async def test_files_that_were_deleted_and_are_kept_count(first, keep):
+    assert "wrote more than 16 MiB" in await failure(WITHOUT_A_NAME.format(first=first, keep=keep))
+
+
+async def test_files_without_a_name_may_be_used_within_the_limit():
+    code = """
+import mmap, tempfile, time
+with tempfile.TemporaryFile() as file:
+    file.truncate(2**20)
+    shared = mmap.mmap(file.fileno(), 2**20)
+shared[:] = b"x" * 2**20
+time.sleep(0.5)
+print(shared[:3].decode())
+"""
+    assert await run_code(code, LIMITS) == "xxx"
 
 
 # --- the harness ------------------------------------------------------------------------------------------------------

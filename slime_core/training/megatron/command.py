@@ -46,9 +46,9 @@ def convert(source: Path, target: Path, to: str) -> None:
         model = build_model(args, str(source), torch.device("cpu"))
         if to == "torch_dist":
             load_weights(model, source)
-            checkpoint.save(model, None, None, ranks.world, source, target)
+            checkpoint.save(checkpoint.State(model), ranks.world, source, target)
         else:
-            checkpoint.load(model, None, None, source)
+            checkpoint.load(checkpoint.State(model), source)
             weights = named_weights(model, weight_map(model, ranks.world), model.config.params_dtype)
             save_hugging_face(weights, source, target, writes=True)
     finally:

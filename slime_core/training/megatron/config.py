@@ -41,7 +41,7 @@ def check_backend(args: argparse.Namespace) -> None:
     if args.train_backend != "megatron":
         return
     check_installed()
-    for directory in filter(None, (args.model, args.ref_model, args.teacher_model)):
+    for directory in filter(None, (args.model, args.ref_model, args.teacher_model, args.critic_model)):
         config = json.loads((Path(directory) / "config.json").read_text())
         config.setdefault("num_experts", config.get("num_local_experts"))  # transformers 5 calls it so
         find_entry(config.get("model_type", ""))

@@ -46,7 +46,7 @@ class Part:
 
 
 def parts(model: MegatronModel) -> list[Part]:
-    """This rank's parameters.
+    """This rank's parameters, but for a critic's head.
 
     Raises:
         OptionError: when the family has no rule for one.
@@ -59,7 +59,9 @@ def parts(model: MegatronModel) -> list[Part]:
         * (parallel_state.get_expert_model_parallel_rank())
     )
     found = []
-    for own, tensor in model.policy.named_parameters():
+    for own, tensor in model.bare.named_parameters():
+        if model.is_critic and own.startswith("output_layer."):
+            continue
         name = _global_name(own, first_layer, first_expert)
         rule, numbers = _rule_of(model, name)
         names = tuple(hf.format(**numbers) for hf in rule.hugging_face)

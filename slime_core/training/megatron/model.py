@@ -12,28 +12,24 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.fp8_utils import get_fp8_align_size
-from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
 from slime_core.errors import OptionError
 from slime_core.training.batch import TensorBatch
-from slime_core.training.logprobs import MAX_LOGITS
 from slime_core.training.megatron.config import megatron_config, rotary_arguments
 from slime_core.training.megatron.context import Cut
 from slime_core.training.megatron.families.registry import find_family
-from slime_core.training.megatron.loss import vocab_parallel_logprobs
+from slime_core.training.megatron.outputs import PackedModel, PolicyModel, ValueModel
 from slime_core.training.megatron.rules import Dimensions, Family, padded_vocab
 from slime_core.training.megatron.spec import PackedSequences, block_spec
 from slime_core.training.places import predicting, unpredictable_tokens
 from slime_core.training.torch_backend.packing import pack
 from slime_core.types import IntArray
 
-Consume = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | None]
-"""(number of the row, logprobs [R], entropy [R]) -> the scalar to differentiate, None in a forward alone."""
+Consume = Callable[..., torch.Tensor | None]
+"""(number of the row, the model's outputs [R]...) -> the scalar to differentiate, None in a forward alone."""
 
 
 @dataclass(frozen=True)
@@ -65,64 +61,12 @@ class Row:
         return cls(batch.tokens, batch.host.lengths, places, targets, unpredictable)
 
 
-class PolicyModel(GPTModel):
-    """A GPTModel whose last stage gives log-probabilities and entropy instead of logits: two float32 [R]."""
-
-    def __init__(self, *, known_tokens: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._known_tokens = known_tokens
-        if self.post_process and self.config.sequence_parallel:
-            # the output layer sees a choice of rows from all ranks, so it cannot gather them itself
-            self.output_layer.sequence_parallel = False
-            self.output_layer.allreduce_dgrad = self.config.tensor_model_parallel_size > 1
-
-    def _postprocess(
-        self, hidden_states: torch.Tensor, *args: Any, packed_seq_params: PackedSequences | None = None, **kwargs: Any
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        if not self.post_process or packed_seq_params is None:
-            return hidden_states
-        row = packed_seq_params
-        if row.places is None or row.targets is None:
-            raise ValueError("a packed row names the places of its response tokens")
-        if self.config.sequence_parallel:
-            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        if row.cut is None:
-            return self._in_chunks(hidden_states[:, 0].index_select(0, row.places), row.targets, row.temperature)
-        mine, local = row.cut.local(row.places)
-        found = self._in_chunks(hidden_states[:, 0].index_select(0, local), row.targets[mine], row.temperature)
-        logprobs, entropy = (
-            row.cut.whole(values.new_zeros(len(row.cut.own)).index_put((local,), values), alike=True)[row.places]
-            for values in found
-        )
-        return logprobs, entropy
-
-    def _in_chunks(
-        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = max(1, MAX_LOGITS // self._known_tokens)
-        if len(states) <= rows:
-            return self._logprobs(states, targets, temperature)
-        parts = [
-            checkpoint(self._logprobs, some, of_some, temperature, use_reentrant=False)
-            for some, of_some in zip(states.split(rows), targets.split(rows), strict=True)
-        ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-    def _logprobs(
-        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits, _ = self.output_layer(states[:, None], weight=weight)
-        group = parallel_state.get_tensor_model_parallel_group()
-        return vocab_parallel_logprobs(logits[:, 0], targets, temperature, group, self._known_tokens)
-
-
 @dataclass
 class MegatronModel:
     """This rank's part of a model, and what is known of the whole."""
 
     module: Any
-    """PolicyModel, or the DistributedDataParallel around it."""
+    """PackedModel, or the DistributedDataParallel around it."""
     hf: Any
     """The transformers configuration."""
     family: Family
@@ -132,10 +76,15 @@ class MegatronModel:
     temperature: float
 
     @property
-    def policy(self) -> PolicyModel:
-        """The bare module."""
-        bare: PolicyModel = self.module if isinstance(self.module, PolicyModel) else self.module.module
+    def bare(self) -> PackedModel:
+        """The module without what is around it."""
+        bare: PackedModel = self.module if isinstance(self.module, PackedModel) else self.module.module
         return bare
+
+    @property
+    def is_critic(self) -> bool:
+        """Whether it gives values, by a head that no file has."""
+        return isinstance(self.bare, ValueModel)
 
     @property
     def tied(self) -> bool:
@@ -157,8 +106,8 @@ class MegatronModel:
             number = next(numbers)
             output = module(**self._inputs(rows[number], chosen))
 
-            def loss(output: tuple[torch.Tensor, torch.Tensor]) -> Any:
-                scalar = self._consume(rows[number], number, *output, consume)
+            def loss(outputs: tuple[torch.Tensor, ...]) -> Any:
+                scalar = self._consume(rows[number], number, outputs, consume)
                 return scalar, torch.tensor(1, dtype=torch.int, device=self.device), {}
 
             return output, loss
@@ -174,17 +123,13 @@ class MegatronModel:
                 forward_only=not backward,
             )
 
-    def _consume(
-        self, row: Row, number: int, logprobs: torch.Tensor, entropy: torch.Tensor, consume: Consume
-    ) -> torch.Tensor:
-        nothing = logprobs.sum() * 0.0
+    def _consume(self, row: Row, number: int, outputs: tuple[torch.Tensor, ...], consume: Consume) -> torch.Tensor:
+        nothing = outputs[0].sum() * 0.0
         if not len(row.places):
             return nothing
         if row.unpredictable is not None:
-            zero = torch.zeros_like(logprobs)
-            logprobs = torch.where(row.unpredictable, zero, logprobs)
-            entropy = torch.where(row.unpredictable, zero, entropy)
-        scalar = consume(number, logprobs, entropy)
+            outputs = tuple(torch.where(row.unpredictable, torch.zeros_like(output), output) for output in outputs)
+        scalar = consume(number, *outputs)
         return nothing if scalar is None else scalar
 
     def _inputs(self, row: Row, temperature: float) -> dict[str, Any]:
@@ -236,8 +181,16 @@ class MegatronModel:
         return padded, at
 
 
-def build_model(args: argparse.Namespace, directory: str, device: torch.device) -> MegatronModel:
+def build_model(
+    args: argparse.Namespace, directory: str, device: torch.device, *, critic: bool = False
+) -> MegatronModel:
     """This rank's part of the model in a Hugging Face directory, its weights not loaded yet.
+
+    Args:
+        args: the options.
+        directory: with the config.json.
+        device: of this rank.
+        critic: with a head for values in place of the output layer.
 
     Raises:
         OptionError: when the family has no rules, or its configuration no counterpart.
@@ -249,19 +202,21 @@ def build_model(args: argparse.Namespace, directory: str, device: torch.device) 
     family = find_family(hf.model_type)
     dtype = getattr(torch, args.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
     config = megatron_config(args, hf, family, dtype, device.type == "cpu")
-    first = parallel_state.is_pipeline_first_stage()
-    last = parallel_state.is_pipeline_last_stage()
-    module = PolicyModel(
-        known_tokens=hf.vocab_size,
-        config=config,
-        transformer_layer_spec=block_spec(config, family.post_norms),
-        vocab_size=padded_vocab(hf.vocab_size, args.tensor_model_parallel_size),
-        max_sequence_length=hf.max_position_embeddings,
-        pre_process=first,
-        post_process=last,
-        share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
+    parts: dict[str, Any] = {
+        "config": config,
+        "transformer_layer_spec": block_spec(config, family.post_norms),
+        "vocab_size": padded_vocab(hf.vocab_size, args.tensor_model_parallel_size),
+        "max_sequence_length": hf.max_position_embeddings,
+        "pre_process": parallel_state.is_pipeline_first_stage(),
+        "post_process": parallel_state.is_pipeline_last_stage(),
         **rotary_arguments(hf, family),
-    ).to(device)
+    }
+    if critic:
+        module: PackedModel = ValueModel(**parts)
+    else:
+        shared = bool(hf.tie_word_embeddings)
+        module = PolicyModel(known_tokens=hf.vocab_size, share_embeddings_and_output_weights=shared, **parts)
+    module.to(device)
     heads = config.num_attention_heads
     dims = Dimensions(heads, config.num_query_groups or heads, config.kv_channels or 0, hf.vocab_size)
     temperature = args.temperature if args.temperature > 0 else 1.0

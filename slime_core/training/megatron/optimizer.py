@@ -23,11 +23,18 @@ def wrap(args: argparse.Namespace, model: MegatronModel) -> None:
         overlap_grad_reduce=args.overlap_grad_reduce,
         overlap_param_gather=args.overlap_param_gather,
     )
-    model.module = DistributedDataParallel(model.config, config, model.policy)
+    model.module = DistributedDataParallel(model.config, config, model.bare)
     # the loss is divided by the whole step's size already: no tokens to divide by
     model.config.finalize_model_grads_func = lambda modules, num_tokens=None, **kwargs: finalize_model_grads(modules)
     if args.overlap_grad_reduce:
         model.config.no_sync_func = model.module.no_sync
+
+
+def gather_parameters(args: argparse.Namespace, model: MegatronModel) -> None:
+    """Under --overlap-param-gather the new weights are fetched in the next forward; fetch them now."""
+    if args.overlap_param_gather:
+        model.module.disable_forward_pre_hook(param_sync=True)
+        model.module.enable_forward_pre_hook()
 
 
 class Optimizer:

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
 
 from slime_core.options import needs_reference
 from slime_core.plugins import load_plugins
-from slime_core.training.batch import TensorBatch, micro_batches
+from slime_core.training.batch import TensorBatch
 from slime_core.training.megatron import checkpoint
 from slime_core.training.megatron.convert import load_weights, named_weights, weight_map
+from slime_core.training.megatron.critic import Critic
 from slime_core.training.megatron.hugging_face import save_hugging_face, stacked_experts
 from slime_core.training.megatron.model import MegatronModel, Row, build_model
-from slime_core.training.megatron.optimizer import Optimizer, wrap
+from slime_core.training.megatron.optimizer import Optimizer, gather_parameters, wrap
+from slime_core.training.megatron.passes import differentiate, evaluate, on_every_stage, shares
 from slime_core.training.megatron.ranks import MegatronRanks
 from slime_core.training.model_files import TRAINER, check_vocabulary, write_dtype
 from slime_core.training.round import MicroLoss, Round
@@ -31,8 +31,6 @@ from slime_core.types import FloatArray, IntArray, Shard
 
 class MegatronTrainer:
     """A rank of the Megatron backend; see `slime_core.training.trainer.Trainer` for what its methods promise."""
-
-    critic = None
 
     def __init__(
         self,
@@ -56,12 +54,14 @@ class MegatronTrainer:
         if needs_reference(args):
             check_vocabulary(args, "--ref-model", args.ref_model)
         check_vocabulary(args, "--teacher-model", args.teacher_model)
+        check_vocabulary(args, "--critic-model", args.critic_model)
         self._policy = self._load(args.model)
         self._reference = self._load(args.ref_model or args.model) if needs_reference(args) else None
         self._teacher = self._load(args.teacher_model) if args.teacher_model is not None else None
         self._weight_map = weight_map(self._policy, self.ranks.world)
         wrap(args, self._policy)
         self.optimizer = Optimizer(args, self._policy)
+        self.critic = Critic(args, self.ranks) if args.critic else None
         self._round = Round(args, self, self._plugins)
 
     def _load(self, directory: str) -> MegatronModel:
@@ -99,46 +99,19 @@ class MegatronTrainer:
     def renew_reference(self) -> None:
         """Make the policy's present weights the reference's."""
         if self._reference is not None:
-            self._gather_parameters()
-            self._reference.policy.load_state_dict(self._policy.policy.state_dict())
-
-    def _micro_batches(self, batch: TensorBatch, rows: IntArray) -> list[IntArray]:
-        """As many on every data-parallel rank, and at least one: experts and gradients are exchanged in each."""
-        mine = micro_batches(batch.host.lengths, rows, self._args.max_tokens_per_gpu)
-        missing = self.ranks.data_parallel.most(max(1, len(mine))) - len(mine)
-        return mine + [np.zeros(0, np.int64)] * missing
+            gather_parameters(self._args, self._policy)
+            self._reference.bare.load_state_dict(self._policy.bare.state_dict())
 
     def _recompute(self, model: MegatronModel, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
-        """Log-probabilities [R] of a model at these samples, 0 at the others; on every stage."""
-        parts = torch.zeros_like(batch.rollout_logprobs)
-        responses = torch.from_numpy(batch.host.response_lengths.astype(np.int64))
-        by_sample = list(parts.split(responses.tolist()))
-        shares = self._micro_batches(batch, rows)
+        return evaluate(model, batch, self._shares(batch, rows))
 
-        def keep(number: int, logprobs: torch.Tensor, entropy: torch.Tensor) -> None:
-            some = shares[number]
-            for row, values in zip(some, logprobs.split(responses[some].tolist()), strict=True):
-                by_sample[row].copy_(values)
-
-        model.run([Row.of(batch.select(some)) for some in shares], keep, backward=False)
-        return self._from_last_stage(parts)
-
-    def _from_last_stage(self, values: torch.Tensor) -> torch.Tensor:
-        if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-            last = parallel_state.get_pipeline_model_parallel_last_rank()
-            dist.broadcast(values, last, group=parallel_state.get_pipeline_model_parallel_group())
-        return values
+    def _shares(self, batch: TensorBatch, rows: IntArray) -> list[IntArray]:
+        return shares(batch, rows, self.ranks.data_parallel, self._args.max_tokens_per_gpu)
 
     def backward(self, batch: TensorBatch, rows: IntArray, loss: MicroLoss) -> None:
         """Forward and backward of this rank's share of a step, micro-batch by micro-batch, through all stages."""
         self.optimizer.zero_grad()
-        shares = self._micro_batches(batch, rows)
-        parts = [batch.select(some) for some in shares]
-
-        def differentiate(number: int, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-            return loss(shares[number], parts[number], logprobs, entropy)
-
-        self._policy.run([Row.of(part) for part in parts], differentiate, backward=True)
+        differentiate(self._policy, batch, self._shares(batch, rows), loss)
 
     def update(self) -> float:
         """Update, or skip; the gradient norm over the whole model."""
@@ -149,15 +122,9 @@ class MegatronTrainer:
         self.optimizer.skip()
 
     # --- weights and checkpoints --------------------------------------------------------------------------------------
-    def _gather_parameters(self) -> None:
-        """Under --overlap-param-gather the new weights are fetched in the next forward; fetch them now."""
-        if self._args.overlap_param_gather:
-            self._policy.module.disable_forward_pre_hook(param_sync=True)
-            self._policy.module.enable_forward_pre_hook()
-
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights for the engines, under Hugging Face names, gathered one parameter at a time; on every rank."""
-        self._gather_parameters()
+        gather_parameters(self._args, self._policy)
         tensors = named_weights(self._policy, self._weight_map, getattr(torch, dtype))
         # the embedded engine is a transformers model; SGLang takes the names of published files
         return stacked_experts(tensors) if self._args.engine == "embedded" else tensors
@@ -173,7 +140,7 @@ class MegatronTrainer:
             found.copy_(logprobs)
 
         self._policy.run([row], keep, backward=False, temperature=1.0)
-        logprobs: FloatArray = self._from_last_stage(found).cpu().numpy()
+        logprobs: FloatArray = on_every_stage(found).cpu().numpy()
         return logprobs
 
     def broadcast(self, message: dict[str, object] | None) -> dict[str, Any]:
@@ -192,10 +159,12 @@ class MegatronTrainer:
 
     def save(self, directory: Path) -> None:
         """Write the training state in Megatron's torch_dist format."""
-        self._gather_parameters()
+        gather_parameters(self._args, self._policy)
+        if self.critic is not None:
+            gather_parameters(self._args, self.critic.model)
         renewed = self._reference if self._args.ref_update_interval is not None else None
-        source, target = Path(self._args.model), directory / TRAINER
-        checkpoint.save(self._policy, self.optimizer, renewed, self.ranks.world, source, target)
+        state = checkpoint.State(self._policy, self.optimizer, renewed, self.critic)
+        checkpoint.save(state, self.ranks.world, Path(self._args.model), directory / TRAINER)
 
     def saved(self, *, wait: bool) -> bool:
         """It is: `save` returns when all is written."""
@@ -203,7 +172,7 @@ class MegatronTrainer:
 
     def export(self, directory: Path) -> None:
         """Write the policy as transformers reads it; rank 0 does, the others give it their parts."""
-        self._gather_parameters()
+        gather_parameters(self._args, self._policy)
         weights = named_weights(self._policy, self._weight_map, self._policy.config.params_dtype)
         save_hugging_face(weights, Path(self._args.model), directory, self.ranks.rank == 0)
         if self.ranks.rank == 0:
@@ -211,7 +180,8 @@ class MegatronTrainer:
 
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint, of any layout."""
-        checkpoint.load(self._policy, self.optimizer, self._reference, directory / TRAINER)
+        state = checkpoint.State(self._policy, self.optimizer, self._reference, self.critic)
+        checkpoint.load(state, directory / TRAINER)
 
     def close(self) -> None:
         """Leave the process groups and close the plugins."""

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from slime_core.algorithms import segment_sum, value_loss
 from slime_core.training.batch import TensorBatch, micro_batches
 from slime_core.training.meters import Meters
+from slime_core.training.model_files import check_vocabulary
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.load import compute_dtype, load_model, place, probe
 from slime_core.training.torch_backend.model import Policy
 from slime_core.training.torch_backend.optimizer import Optimizer
 from slime_core.training.torch_backend.sharding import Entry, in_step, run
+from slime_core.training.value_objective import ValueLoss
 from slime_core.types import IntArray
 
 
@@ -27,6 +28,7 @@ class Critic(nn.Module):
         super().__init__()
         self._args, self._ranks, self._max_tokens = args, ranks, max_tokens
         self._sharded = args.data_parallel == "fsdp2"
+        check_vocabulary(args, "--critic-model", args.critic_model)
         model = load_model(args, ranks.device, args.critic_model or args.model)
         self.body = model.base_model
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=torch.float32)
@@ -69,26 +71,15 @@ class Critic(nn.Module):
 
     def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> None:
         """One optimiser step towards the returns, over the trained tokens of samples with a reward, all ranks."""
-        taught = batch.loss_mask & batch.expand(~batch.rewards.isnan())
-        counts = segment_sum(taught.double(), batch.response_lengths)
-        total = self._ranks.sum_(counts[torch.from_numpy(rows).to(counts.device)].sum()[None]).item()
+        loss = ValueLoss.of_step(self._args, batch, rows, self._ranks, meters)
         self.optimizer.gradients.zero()
         for some in self._micro_batches(batch, rows):
             if some is None:
                 (0.0 * run(self, self._values, None).sum()).backward()
                 continue
             part = batch.select(some)
-            if part.values is None or part.returns is None:
-                raise AssertionError("the trainer sets values and returns before the critic trains")
-            losses, clipped = value_loss(
-                run(self, self._values, part), part.values, part.returns, self._args.value_clip
-            )
-            mask = part.loss_mask & part.expand(~part.rewards.isnan())
-            loss = torch.where(mask, losses, 0.0).sum() / max(1.0, total)
-            loss.backward()
-            meters.add_losses({"value_loss": loss})
-            meters.add({"value": part.values, "value_clip_fraction": clipped.float()}, mask)
-        if total:
+            loss(part, run(self, self._values, part)).backward()
+        if loss.num_tokens:
             self.optimizer.update(self._ranks)
         else:
             self.optimizer.skip()

@@ -31,18 +31,28 @@ PARITY = {
 }
 """Case -> family and layout; all samples of `uneven` are on one rank."""
 
+ALONE = ["qwen3", "qwen3_moe", "qwen2", "glm4", "llama", "one_kv_head"]
+"""Families that one rank trains by itself; the two ranks share them out."""
+
+PPO = ["--advantage-estimator", "ppo", "--critic", "--critic-lr", "1e-3", "--ppo-gamma", "0.9", "--ppo-lambda", "0.8"]
 TORCH_TOO = ["--lr", "1e-3", "--adam-eps", "1e-4", "--num-steps-per-rollout", "2", "--temperature", "0.7"]
 OBJECTIVES = {
     "grpo_kl": (TP2, ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", "--loss-aggregation", "sequence"]),
     "entropy": (TP2, ["--entropy-coef", "0.01", "--policy-loss", "cispo"]),
     "corrected": (PP2, ["--kl-coef", "0.1", "--importance-correction", "tis", "--advantage-estimator", "rloo"]),
     "gspo": (CP2, ["--policy-loss", "gspo", "--use-rollout-logprobs", "--loss-aggregation", "rollout"]),
+    "ppo": ([*TP2, *SP], PPO),
+    "ppo_pp2": (PP2, [*PPO, "--critic-model", "LLAMA"]),
+    "ppo_cp2": (CP2, PPO),
     "distilled": (PP2, ["--advantage-estimator", "opd", "--teacher-model", "LLAMA", "--whiten-advantages"]),
 }
 """Case -> layout, and flags that the torch backend gets too."""
 
-RENEWED = ["--kl-loss-coef", "0.1", "--ref-update-interval", "2"]
+RENEWED = ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", *PPO]
+"""Of the run that is saved: what it trains and renews is all in the checkpoint."""
 RESUMED = {"resumed_tp2": TP2, "resumed_pp2": PP2, "resumed_dp2": OVERLAP}
+
+BF16 = ["--dtype", "bfloat16"]
 
 VOCAB, LOGIT_ROWS = 11, 7
 """Of the case `vocab_loss`: two ranks with six columns each, the last of them padding."""
@@ -50,8 +60,12 @@ VOCAB, LOGIT_ROWS = 11, 7
 
 def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any]]:
     """All of them, in order."""
-    kept = {"checkpoint": str(checkpoint)}
+    kept = {"checkpoint": str(checkpoint), "steps": 2}
+    fresh = {"checkpoint": f"{checkpoint}_fresh"}
+    refused = {"do": "load", "fails": True, "size": 1}
     return [
+        case(models, "vocab_loss", "qwen3", *TP2, do="vocab_loss", vocab=VOCAB, num_rows=LOGIT_ROWS),
+        *(case(models, f"alone_{name}", name, size=1, alone=n % 2) for n, name in enumerate(ALONE)),
         *(case(models, name, family, *flags) for name, (family, flags) in PARITY.items() if name != "uneven"),
         case(models, "uneven", *flat(PARITY["uneven"]), only_first_has_samples=True),
         *(
@@ -63,9 +77,11 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
             case(models, name, "qwen3", *flags, *RENEWED, do="load_and_train", **kept)
             for name, flags in RESUMED.items()
         ),
-        case(models, "other_model", "llama", *TP2, do="load_and_train", fails=True, **kept),
-        case(models, "fresh", "qwen3", *TP2, do="save_load_train", checkpoint=f"{checkpoint}_fresh"),
-        case(models, "vocab_loss", "qwen3", *TP2, do="vocab_loss", vocab=VOCAB, num_rows=LOGIT_ROWS),
+        case(models, "fresh", "qwen3", *TP2, do="save_load_train", **fresh),
+        case(models, "other_model", "llama", alone=0, **kept, **refused),
+        case(models, "other_critic", "qwen3", *PPO, "--critic-model", str(models["llama"]), alone=1, **kept, **refused),
+        case(models, "no_critic", "qwen3", *PPO, alone=0, **fresh, **refused),
+        case(models, "bfloat16", "qwen3", *PPO, *BF16, do="go_back", size=1, alone=1, checkpoint=f"{checkpoint}_bf16"),
     ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,8 @@ from training.megatron.cases import NUM_SAMPLES, PROMPT, ROUNDS, quick_cases
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+TWO_RANKS_S = 400
+"""Limit of the job of all quick cases, some four times what it takes on two quiet cores."""
 
 
 class Ranks:
@@ -45,28 +38,47 @@ class Ranks:
         return self.directory / f"{case}_rank{rank}.safetensors"
 
 
-def run_ranks(directory: Path, size: int, cases: Sequence[dict[str, Any]], timeout_s: float = 150) -> Ranks:
-    """Run the cases on `size` ranks, as processes of their own."""
+def run_ranks(directory: Path, size: int, cases: Sequence[dict[str, Any]], timeout_s: float) -> Ranks:
+    """Run the cases on `size` ranks, as processes of their own; all end when the first fails."""
     directory.mkdir(parents=True)
     path = directory / "job.json"
-    path.write_text(json.dumps({"size": size, "cases": list(cases), "ports": free_ports(len(cases))}))
+    path.write_text(json.dumps({"size": size, "cases": list(cases)}))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    logs = [(directory / f"rank{rank}.log").open("w") for rank in range(size)]
-    processes = [
-        subprocess.Popen([sys.executable, str(WORKER), str(path), str(rank)], env=env, stdout=log, stderr=log)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        codes = [process.wait(timeout=timeout_s) for process in processes]
-    finally:
-        for process, log in zip(processes, logs, strict=True):
-            process.kill()
-            log.close()
-    if any(codes):
-        ends = [(directory / f"rank{rank}.log").read_text()[-1500:] for rank in range(size)]
-        errors = [file.read_text() for file in directory.glob("*.json") if '"error"' in file.read_text()]
-        pytest.fail("\n".join([*(json.loads(e).get("traceback", e) for e in errors), *ends]))
+    processes = []
+    for rank in range(size):
+        with (directory / f"rank{rank}.log").open("w") as log:
+            words = [sys.executable, str(WORKER), str(path), str(rank)]
+            processes.append(subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT))
+    with ThreadPoolExecutor(size) as pool:
+        ends = [pool.submit(succeed, process) for process in processes]
+        try:
+            done, running = wait(ends, timeout=timeout_s, return_when=FIRST_EXCEPTION)
+        finally:
+            for process in processes:
+                process.kill()
+    failed = any(end.exception() for end in done)
+    if failed or running:
+        what = "a rank failed" if failed else f"not done after {timeout_s:g} s"
+        pytest.fail("\n".join([f"{what}:", *(account(directory, rank, cases) for rank in range(size))]))
     return Ranks(directory, size)
+
+
+def succeed(process: subprocess.Popen) -> None:
+    """Wait for the process to end, as it should."""
+    if process.wait():
+        raise RuntimeError(f"exit code {process.returncode}")
+
+
+def account(directory: Path, rank: int, cases: Sequence[dict[str, Any]]) -> str:
+    """Where a rank is or was in its cases, its error, and the end of its log."""
+    for case in cases:
+        alone = case.get("alone")
+        out = directory / f"{case['name']}_rank{rank if alone is None else 0}.json"
+        found = json.loads(out.read_text()) if out.is_file() else {}
+        if alone in (None, rank) and (not out.is_file() or ("error" in found and not case.get("fails"))):
+            log = (directory / f"rank{rank}.log").read_text()[-2000:]
+            return f"rank {rank} in case {case['name']}: {found.get('traceback', '')}\n{log}"
+    return f"rank {rank} has done all cases"
 
 
 @pytest.fixture(scope="session")
@@ -110,4 +122,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def two_ranks(models: dict[str, Path], checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What the quick cases left behind."""
-    return run_ranks(tmp_path_factory.mktemp("two") / "job", 2, quick_cases(models, checkpoint), timeout_s=170)
+    directory = tmp_path_factory.mktemp("two") / "job"
+    return run_ranks(directory, 2, quick_cases(models, checkpoint), timeout_s=TWO_RANKS_S)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test is the first to ask for `two_ranks` waits for all of its cases."""
+    for item in items:
+        if "two_ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(TWO_RANKS_S + 60))

@@ -6,7 +6,10 @@ A job lists cases, which run one after the other in the same processes; what a c
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -27,33 +30,59 @@ from slime_core.training.megatron.trainer import MegatronTrainer  # noqa: E402
 
 
 def main() -> None:
-    """Run every case and write what it found, or its error, to `CASE_rankR.json`."""
+    """Run every case and write what it found, or its error, to `CASE_rankR.json`.
+
+    A case that one rank does alone, while the other does the next, is of a world of its own.
+    """
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = json.loads(path.read_text())
-    for case, port in zip(job["cases"], job["ports"], strict=True):
-        out = path.parent / f"{case['name']}_rank{rank}"
-        try:
-            found = run_case(case, rank, job["size"], port, out)
-        except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    for case in job["cases"]:
+        alone = case.get("alone")
+        if alone not in (None, rank):
+            continue
+        began = time.monotonic()
+        out = path.parent / f"{case['name']}_rank{rank if alone is None else 0}"
+        where = (rank, job["size"], meet(out, rank)) if alone is None else (0, 1, 0)
+        found = run_case(case, *where, out)
         out.with_suffix(".json").write_text(json.dumps(found))
+        print(f"{case['name']}: {time.monotonic() - began:.1f} s", flush=True)
         if "error" in found and not case.get("fails"):
-            sys.exit(1)
+            os._exit(1)  # not sys.exit, in which gloo may wait for the other rank
+
+
+def meet(out: Path, rank: int) -> int:
+    """A port that rank 0 finds free now; one that was chosen earlier may by now be that of some connection."""
+    path = out.with_name(f"{out.name.rpartition('_rank')[0]}.port")
+    if rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        path.with_suffix(".new").write_text(str(port))
+        path.with_suffix(".new").rename(path)
+        return port
+    while not path.exists():
+        time.sleep(0.01)
+    return int(path.read_text())
 
 
 def run_case(case: dict[str, Any], rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
-    """Make the trainer of a case and do what it says."""
-    trainer = MegatronTrainer(
-        parse(case["flags"]).args,
-        rank=rank,
-        world_size=size,
-        master_address="127.0.0.1",
-        master_port=port,
-        device="cpu",
-    )
+    """Make the trainer of a case and do what it says; what it found, or its error."""
+    trainer = None
     try:
-        found: dict[str, Any] = ACTIONS[case.get("do", "train")](trainer, case, out)
-    finally:
+        trainer = MegatronTrainer(
+            parse(case["flags"]).args,
+            rank=rank,
+            world_size=size,
+            master_address="127.0.0.1",
+            master_port=port,
+            device="cpu",
+        )
+        found = ACTIONS[case.get("do", "train")](trainer, case, out)
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        if not case.get("fails"):
+            return found
+    if trainer is not None:
         trainer.close()
     return found
 
@@ -111,6 +140,22 @@ def load_and_train(trainer: MegatronTrainer, case: dict[str, Any], out: Path) ->
     return go_on(trainer, case, out)
 
 
+def go_back(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Train, save, go on for two rounds; resume and go on for the same rounds."""
+    rounds(trainer, case)
+    trainer.save(Path(case["checkpoint"]))
+    two = {**case, "rounds": 2}
+    unbroken = rounds(trainer, two, first=case["rounds"])
+    trainer.load(Path(case["checkpoint"]))
+    return {"unbroken": unbroken, "resumed": rounds(trainer, two, first=case["rounds"])}
+
+
+def load(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Resume from a checkpoint, and nothing more."""
+    trainer.load(Path(case["checkpoint"]))
+    return {}
+
+
 def go_on(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
     """One more round; the weights before and after it, and how many updates each parameter counts."""
     keep_weights(trainer, out.with_name(f"{out.name}_before"))
@@ -148,6 +193,8 @@ ACTIONS = {
     "train": train,
     "train_and_save": train_and_save,
     "load_and_train": load_and_train,
+    "go_back": go_back,
+    "load": load,
     "save_load_train": save_load_train,
     "vocab_loss": vocab_loss,
 }

@@ -51,7 +51,7 @@ def test_a_layout_that_does_not_fit_the_model(family, flags, message, models):
         (["--overlap-param-gather"], "needs --overlap-grad-reduce"),
         (["--multimodal-keys", "image=images"], "--multimodal-keys is for --train-backend torch"),
         (["--optimizer", "muon"], "Megatron trains with adamw"),
-        (["--critic", "--advantage-estimator", "ppo"], "--critic trains with --train-backend torch only"),
+        (["--data-parallel", "fsdp2"], "--data-parallel is for --train-backend torch"),
     ],
 )
 def test_options_that_do_not_go_together(flags, message, models):

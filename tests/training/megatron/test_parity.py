@@ -1,4 +1,4 @@
-"""Every layout trains what transformers and torch's AdamW train, from loss to parameters."""
+"""One rank and every layout of several train what transformers and torch's AdamW train, from loss to parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from training.megatron.cases import CP2, EP2, OVERLAP, PARITY, PP2, RECOMPUTE, SP, TP2, case
+from training.megatron.cases import ALONE, CP2, EP2, OVERLAP, PARITY, PP2, RECOMPUTE, SP, TP2, case
 from training.megatron.conftest import run_ranks
 
 MORE_OF_TWO_RANKS = {
@@ -36,9 +36,10 @@ FOUR_RANKS = {
 }
 
 
-def check_parity(ranks, name, wanted):
+def check_parity(ranks, name, wanted, size=None):
     """Loss and gradient norm within 1e-5, parameters within 5e-5, the same on every rank."""
-    found = [ranks.found(name, rank) for rank in range(ranks.size)]
+    size = size or ranks.size
+    found = [ranks.found(name, rank) for rank in range(size)]
     metrics = found[0]["metrics"]
     assert [m["train/loss"] for m in metrics] == pytest.approx(wanted.losses, abs=1e-5)
     assert [m["train/grad_norm"] for m in metrics] == pytest.approx(wanted.grad_norms, abs=1e-5)
@@ -49,7 +50,7 @@ def check_parity(ranks, name, wanted):
             assert {k: v for k, v in mine.items() if k[:5] == "train"} == {
                 k: v for k, v in theirs.items() if k[:5] == "train"
             }
-    for rank in {0, ranks.size - 1}:
+    for rank in {0, size - 1}:
         weights = load_file(ranks.weights(name, rank))
         tied = {"lm_head.weight"} - weights.keys()
         assert weights.keys() == wanted.weights.keys() - tied
@@ -67,6 +68,11 @@ def more_of_two_ranks(models, tmp_path_factory):
 def four_ranks(models, tmp_path_factory):
     cases = [case(models, name, family, *flags, size=4) for name, (family, flags) in FOUR_RANKS.items()]
     return run_ranks(tmp_path_factory.mktemp("four") / "job", 4, cases, timeout_s=900)
+
+
+@pytest.mark.parametrize("family", ALONE)
+def test_one_rank(family, two_ranks, expected):
+    check_parity(two_ranks, f"alone_{family}", expected(family), size=1)
 
 
 @pytest.mark.parametrize("name", PARITY)
