@@ -850,6 +850,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--max-tokens-per-gpu", type=positive_int, default=8192, metavar="N", help="token budget of a micro-batch"
     )
+    g.add_argument(
+        "--balance-by",
+        choices=["tokens", "flops"],
+        default="tokens",
+        help="what data-parallel ranks have about the same of in a step; flops counts attention's square of the length",
+    )
     g.add_argument("--num-steps-per-rollout", type=positive_int, default=1, metavar="N", help="optimiser steps a round")
     g.add_argument(
         "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: matrices by Muon, the rest by AdamW"
