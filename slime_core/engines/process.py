@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from slime_core.engines import supervisor
 from slime_core.errors import EngineError
 
 LOOPBACK = "127.0.0.1"
+FIRST_PORT = 20_000
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Proxies of the environment are not for a run's own servers."""
 
@@ -81,10 +84,25 @@ class ServerProcess:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port that was free a moment ago; whoever uses it must be ready to try another."""
+    """A port that was free a moment ago; whoever uses it must be ready to try another.
+
+    It is none of those that the system gives to outgoing connections, one of which might take it while a server is
+    still loading its model.
+    """
+    for _ in range(100):
+        port = random.SystemRandom().randrange(FIRST_PORT, max(_first_outgoing_port(), FIRST_PORT + 1))
+        if port_is_free(port, host):
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError):  # not Linux
+        return 32768
 
 
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:

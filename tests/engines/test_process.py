@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,6 +88,16 @@ def test_a_server_that_never_gets_ready_is_given_up(tmp_path):
     with pytest.raises(EngineError, match="engine 0 was not ready after 0 s"):
         server.wait_until(lambda: False, 0.2)
     server.stop()
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_may_get():
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as outgoing:
+            given = outgoing.getsockname()[1]
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 15 and max(ports) < given
 
 
 def test_a_busy_router_port_is_refused_by_number(tmp_path, model_dir):
