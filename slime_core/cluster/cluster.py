@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group
 
-from slime_core.cluster import reaper
 from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerActor
 from slime_core.cluster.fleet import Fleet, State
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
 from slime_core.cluster.overlap import Overlap
 from slime_core.cluster.placement import choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
+from slime_core.cluster.ray_start import first_line, start_ray, start_reaper
 from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
@@ -51,6 +48,8 @@ class Cluster:
         """Of the weights that the engines have."""
         self._trained_since = False
         """Whether the trainer's weights are later ones."""
+        self._trainer_version: int | None = None
+        """Those; None while it trains."""
         self._trainers: list[Any] = []
         self._overlap: Overlap | None = None
         self._manager: Any = None
@@ -95,8 +94,10 @@ class Cluster:
             self._tell_engines(lambda urls: [self._trainers[0].release_engines.remote(urls)])
         shards = [collected.shards[share] for share in data_parallel_ranks(self._args)]
         calls = [trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, shards, strict=True)]
-        self._trained_since = True
-        return self._all(calls, paused=self._args.offload_engines)[0]
+        self._trained_since, self._trainer_version = True, None
+        metrics = self._all(calls, paused=self._args.offload_engines)[0]
+        self._trainer_version = step + 1
+        return metrics
 
     def send_weights(self, version: int) -> dict[str, float]:
         """Give every engine the trainer's weights as `version`, verified.
@@ -162,9 +163,9 @@ class Cluster:
         args = self._args
         layout_size = len(plan(args, use_gpus=False).bundles)
         on_sigterm = signal.getsignal(signal.SIGTERM)
-        _start_ray(args, layout_size)
+        start_ray(args, layout_size)
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler would abort without cleaning up
-        self._reaper = _start_reaper()
+        self._reaper = start_reaper()
         device = choose_device(args, ray.cluster_resources().get("GPU", 0))
         layout = plan(args, use_gpus=device == "cuda")
         self._group = placement_group(layout.bundles, strategy="PACK")
@@ -222,27 +223,38 @@ class Cluster:
         return ([] if self._fleet is None else [self._fleet]) + self._frozen
 
     def _send_current_weights(self, url: str) -> Any | None:
-        """Give an engine the weights of the others; None when the trainer has them no more, or they have none."""
+        """Give an engine the weights of the others; None when the trainer has them no more, or they have none.
+
+        Where there are no others, a round under way would wait for ever: it goes on under newer weights.
+        """
         if not self._trainers:
             return ray.put(None)
-        if self._trained_since or self._version < 0:
+        version: int | None = self._version if self._version >= 0 else None
+        if self._trained_since:
+            others = self._fleet is not None and self._fleet.any_is(State.JOINING, State.ADMITTED, State.SERVING)
+            version = None if others or version is None else self._trainer_version
+        if version is None:
             return None
-        calls = [trainer.send_weights_to.remote(self._version, url) for trainer in self._trainers]
+        calls = [trainer.send_weights_to.remote(version, url) for trainer in self._trainers]
         return calls[0]
 
     def _tell_engines(self, call: Callable[[list[str]], list[Any]]) -> tuple[list[str], dict[str, float]]:
         """Let trainers tell all engines something under which they stand still; whom it told, and its answer.
 
-        One that dies meanwhile is left out, and the others are told again.
+        One that dies meanwhile is left out, and the others are told again. Somebody else's engine may have been started
+        again unseen, so those are told twice before it counts.
         """
+        tries = 2 if self._args.external_engines else 1
         while True:
-            self._settle_fleet(State.JOINING)
+            self._settle_fleet(State.JOINING, State.ADMITTED)  # the router looks at an engine before it takes it
             urls = self._wait_for_engines()
             try:
                 return urls, self._all(call(urls), paused=True)[0]
             except (EngineError, WeightSyncError):
                 if self._fleet is None or self._fleet.all_well(urls):
-                    raise
+                    tries -= 1
+                    if not tries:
+                        raise
 
     def _settle_fleet(self, *states: State) -> None:
         """Return when no engine is asked how it is, nor in one of these states."""
@@ -330,23 +342,9 @@ class Cluster:
             raise
         except RayActorError as error:
             raise ClusterError(
-                f"a process of the run died: {_first_line(error)} Logs are in {self._run_dir / 'logs'} and in Ray's "
+                f"a process of the run died: {first_line(error)} Logs are in {self._run_dir / 'logs'} and in Ray's "
                 "session directory; --resume goes on from the last checkpoint."
             ) from None
-
-
-def _start_reaper() -> subprocess.Popen[str]:
-    """A process that ends those of this Ray, should this process be killed; actors end with Ray."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-I", reaper.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
-    )
-    for process in psutil.Process().children(recursive=True):
-        if process.pid != watcher.pid and watcher.stdin is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                watcher.stdin.write(f"{process.pid} {process.create_time()!r}\n")
-    if watcher.stdin is not None:
-        watcher.stdin.flush()
-    return watcher
 
 
 def _raise_first_error(calls: Sequence[Any]) -> None:
@@ -355,33 +353,3 @@ def _raise_first_error(calls: Sequence[Any]) -> None:
     while waiting:
         done, waiting = ray.wait(waiting)
         ray.get(done)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") + "." if lines else type(error).__name__ + "."
-
-
-def _start_ray(args: Options, num_cpus: int) -> None:
-    """Join the cluster of --ray-address, or start a Ray of our own that declares as many CPUs as the layout needs."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    environment = {
-        # Modules named by flags are looked up as `python -m` would, in the workers too.
-        "PYTHONPATH": os.pathsep.join(p for p in (str(Path.cwd()), os.environ.get("PYTHONPATH", "")) if p),
-        "HF_HUB_OFFLINE": "1",
-        # Engines and trainers share the cores: threads that spin while they wait cost the others ten times the time.
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-    options: dict[str, Any] = {"address": args.ray_address or "local"}
-    if not args.ray_address:
-        options |= {"num_cpus": num_cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    try:
-        ray.init(
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": environment},
-            **options,
-        )
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise ClusterError(f"Ray did not start: {_first_line(error)}") from error

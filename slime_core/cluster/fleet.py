@@ -68,6 +68,8 @@ class Engine:
     url: str = ""
     call: Any = None
     """What is under way: the start, the weights, the admission or, once it serves, a check."""
+    check: Any = None
+    """While it is given weights, the question how it is: it may hang over them."""
     checked_at: float = 0.0
     num_failed_starts: int = 0
     start_at: float = 0.0
@@ -190,6 +192,8 @@ class Fleet:
         return actors
 
     def _advance(self, engine: Engine, paused: bool) -> None:
+        if engine.state is State.JOINING:
+            self._watch_joining(engine)
         if engine.call is not None:
             if not _done(engine.call):
                 if engine.state is State.SERVING and time.monotonic() - engine.checked_at > self._patience_s:
@@ -208,12 +212,21 @@ class Fleet:
         elif engine.state is State.SERVING:
             engine.call, engine.checked_at = engine.actor.check.remote(paused), time.monotonic()
 
+    def _watch_joining(self, engine: Engine) -> None:
+        if engine.check is None:
+            engine.check, engine.checked_at = engine.actor.check.remote(True), time.monotonic()
+        elif _done(engine.check):
+            check, engine.check = engine.check, None
+            ray.get(check)
+        elif time.monotonic() - engine.checked_at > self._patience_s:
+            self._lose(engine, f"its actor has not answered for {self._patience_s:g} s")
+
     def _take(self, engine: Engine, result: Any) -> None:
         """A call has ended well."""
         if engine.state is State.STARTING:
             engine.url, engine.state = result, State.READY
         elif engine.state is State.JOINING:
-            engine.state, engine.call = State.ADMITTED, self._host.admit(engine.url)
+            engine.state, engine.call, engine.check = State.ADMITTED, self._host.admit(engine.url), None
         elif engine.state is State.ADMITTED:
             engine.state, engine.num_failed_starts = State.SERVING, 0
             if engine.down_since is not None:
@@ -229,7 +242,7 @@ class Fleet:
         if engine.url:
             self._host.dismiss(engine.url)
         self._host.end_engine(engine.index, engine.actor)
-        engine.url, engine.call, engine.state = "", None, State.DOWN
+        engine.url, engine.call, engine.check, engine.state = "", None, None, State.DOWN
         engine.down_since = engine.down_since or now
         if not served:
             engine.num_failed_starts += 1

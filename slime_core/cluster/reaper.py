@@ -1,10 +1,11 @@
 """End the processes of a run whose driver was killed before it could do so itself.
 
-    python reaper.py
+    python reaper.py WEIGHTS
 
 The driver writes one line `PID START_TIME` a process to standard input and keeps the pipe open. A line `done` means
 that it has cleaned up; the end of the pipe without it, that it is gone. Ray's own agents would otherwise linger for
-minutes. Run as a file of its own, by the interpreter that has psutil.
+minutes. WEIGHTS is how the path of a trainer's weights in shared memory begins; its process id follows. Run as a file
+of its own, by the interpreter that has psutil.
 """
 
 import contextlib
@@ -14,8 +15,6 @@ import time
 
 import psutil
 
-WEIGHTS = "/dev/shm/slime-weights-"
-"""Where a trainer's weights lie while it lives (slime_core.weights.disk); its process id follows."""
 GRACE_S = 3.0
 """How long the processes may take to notice by themselves."""
 
@@ -34,7 +33,7 @@ def main() -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        shutil.rmtree(f"{WEIGHTS}{process.pid}", ignore_errors=True)
+        shutil.rmtree(f"{sys.argv[1]}{process.pid}", ignore_errors=True)
 
 
 def find(pid: int, started: float) -> psutil.Process | None:

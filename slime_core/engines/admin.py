@@ -12,6 +12,9 @@ import orjson
 
 from slime_core.errors import EngineError
 
+TO_NOBODY = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
+"""A prompt for a prefilling engine that no other goes on with: SGLang's own /health asks so."""
+
 
 class Refused(EngineError):
     """An engine answered with another HTTP status than 200."""
@@ -122,16 +125,20 @@ class EngineAdmin:
         }
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> dict[str, list[float]]:
-        """URL -> log-probability of every token of the prompt but the first."""
+        """URL -> log-probability of every token of the prompt but the first; none of engines that only decode."""
+        roles = {url: info.get("disaggregation_mode") for url, info in (await self.server_infos()).items()}
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        answers = [orjson.loads(content) for content in await self._all("generate", body)]
+        bodies = {
+            url: body | (TO_NOBODY if role == "prefill" else {}) for url, role in roles.items() if role != "decode"
+        }
+        answers = [orjson.loads(content) for content in await self._each("generate", bodies)]
         entries = [answer["meta_info"]["input_token_logprobs"][1:] for answer in answers]
-        return {url: [entry[0] for entry in some] for url, some in zip(self.urls, entries, strict=True)}
+        return {url: [entry[0] for entry in some] for url, some in zip(bodies, entries, strict=True)}
 
     async def server_infos(self) -> dict[str, dict[str, Any]]:
         """URL -> what the server says of itself."""

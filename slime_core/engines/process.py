@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slime_core.engines import supervisor
 from slime_core.errors import EngineError
@@ -114,6 +115,18 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
         except OSError:
             return False
     return True
+
+
+def listens(url: str, timeout_s: float = 5.0) -> bool:
+    """Whether somebody takes connections there, however long the answers may take."""
+    address = urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname or LOOPBACK, address.port or 80), timeout_s):
+            return True
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
 
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:

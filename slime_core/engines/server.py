@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slime_core.engines import sglang
 from slime_core.engines.parallel import Node
-from slime_core.engines.process import ServerProcess, answers, free_port, status_of
+from slime_core.engines.process import ServerProcess, answers, free_port, listens, status_of
 from slime_core.engines.topology import ask_topology
 from slime_core.errors import EngineError
 from slime_core.options import Options
@@ -97,6 +97,8 @@ class EngineServer:
                 self._ill_since = math.inf
                 return
             self.check_process()
+            if status is None and self._args.external_engines and not listens(self._url):
+                raise EngineError(f"{self._name} has gone: nobody listens at {self._url}.")
             self._ill_since = min(self._ill_since, asked)
             if time.monotonic() - self._ill_since >= limit:
                 said = "no answer" if status is None else f"HTTP {status}"

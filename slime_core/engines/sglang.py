@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -79,14 +80,18 @@ def check(args: Options, found: Installation) -> None:
             raise OptionError(f"SGLang {found.version} has no flag --{name} (given as --sglang-{name}){hint}")
 
 
+def version_number(version: str) -> tuple[int, ...]:
+    """Its first three numbers: (0, 5, 24) of `0.5.24rc1`."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def check_version(version: str) -> None:
     """Refuse one that is too old.
 
     Raises:
         EngineError: naming it and the oldest.
     """
-    number = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-    if number < OLDEST:
+    if version_number(version) < OLDEST:
         raise EngineError(f"SGLang {version} is too old; --engine sglang needs {'.'.join(map(str, OLDEST))}.")
 
 

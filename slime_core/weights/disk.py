@@ -10,17 +10,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import psutil
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.errors import WeightSyncError
+from slime_core.weights.leftovers import SHARED_MEMORY, own_prefix, remove_stale
 from slime_core.weights.safetensors_file import SafetensorsFile
 from slime_core.weights.source import Update
 
-PREFIX = "slime-weights-"
-SHARED_MEMORY = Path("/dev/shm")
 FILE = "model.safetensors"
 
 
@@ -36,7 +34,7 @@ class DiskTransport:
         root.mkdir(parents=True, exist_ok=True)
         remove_stale(root)
         self._stays = root == SHARED_MEMORY
-        self._directory = root / f"{PREFIX}{os.getpid()}"
+        self._directory = root / f"{own_prefix()}{os.getpid()}"
         self._file: SafetensorsFile | None = None
 
     @asynccontextmanager
@@ -83,11 +81,3 @@ class DiskTransport:
 def default_root(fallback: Path) -> Path:
     """Shared memory where there is some, else the given directory."""
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) else fallback
-
-
-def remove_stale(root: Path) -> None:
-    """Remove what trainers that were killed left there."""
-    for directory in root.glob(f"{PREFIX}*"):
-        pid = directory.name.removeprefix(PREFIX)
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(directory, ignore_errors=True)

@@ -26,7 +26,7 @@ def fused_checksums(named_tensors: NamedTensors) -> dict[str, str]:
     """SGLang's name -> the first 16 hex digits of SHA-256 over the bytes, as a server on CPU computes them."""
     given = dict(named_tensors)
     parts: dict[str, list[torch.Tensor]] = {}
-    for name in given:
+    for name in filter(hashed, given):
         found = PART.search(name)
         whole = name if found is None else name.replace(found["part"], WHOLE[found["part"]])
         if whole not in parts:
@@ -37,9 +37,15 @@ def fused_checksums(named_tensors: NamedTensors) -> dict[str, str]:
         return dict(zip(parts, pool.map(_checksum, parts.values()), strict=True))
 
 
-def comparable(sent: Mapping[str, str], used: Mapping[str, str]) -> dict[str, str]:
-    """Of what was sent, what the server names too; a tied output layer has no name of its own there."""
-    return {name: checksum for name, checksum in sent.items() if name in used or not name.endswith("lm_head.weight")}
+def hashed(name: str) -> bool:
+    """Whether a tensor is compared: SGLang stacks experts in its own way, and their effect shows in a prompt alone."""
+    return ".experts." not in name
+
+
+def comparable(sent: Mapping[str, str], used: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What was sent and what the server names, without what has no counterpart: experts, a tied output layer."""
+    of_sent = {name: checksum for name, checksum in sent.items() if name in used or not name.endswith("lm_head.weight")}
+    return of_sent, {name: checksum for name, checksum in used.items() if hashed(name)}
 
 
 def _parts(name: str, names: Set[str]) -> list[str]:

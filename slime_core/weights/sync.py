@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
+from slime_core.engines.sglang import version_number
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.options import Options
 from slime_core.weights import parity
@@ -22,6 +23,10 @@ from slime_core.weights.transport import open_transport
 
 HASHING_VERSION = (0, 5, 23)
 """SGLang's first that tells the checksums of its weights."""
+
+
+Comparable = Callable[[Mapping[str, str], Mapping[str, str]], tuple[Mapping[str, str], Mapping[str, str]]]
+"""(checksums sent, checksums used) -> those of each that have a counterpart."""
 
 
 class WeightSync:
@@ -104,7 +109,7 @@ class WeightSync:
                 await deliver()
                 if sent:
                     for url, used in (await admin.checksums()).items():
-                        compare(comparing(sent, used), used, url)
+                        compare(*comparing(sent, used), url)
             finally:
                 try:
                     await self._offload.take_back(admin, REST)
@@ -119,24 +124,26 @@ class WeightSync:
 
     async def _expected(
         self, admin: EngineAdmin, tensors: Callable[[], NamedTensors], due: bool
-    ) -> tuple[dict[str, str], Callable[[Mapping[str, str], Mapping[str, str]], Mapping[str, str]]]:
+    ) -> tuple[dict[str, str], Comparable]:
         """The checksums that the engines must have, empty where they are not asked, and what of them to compare."""
         if self._args.engine == "embedded":
-            return model_checksums(tensors()), lambda sent, used: sent
+            return model_checksums(tensors()), lambda sent, used: (sent, used)
         known = engine_dtype(self._args) is not None and self._fp8 is None
         if due and known and all(map(hashes_as_we_do, (await admin.server_infos()).values())):
             return fused_checksums(tensors()), comparable
         return {}, comparable
 
     async def _compare(self, admin: EngineAdmin, source: WeightSource, version: int) -> dict[str, float]:
-        """The parity probe."""
+        """The parity probe; nothing where no engine reads prompts."""
         tokens = parity.probe_tokens(source.vocab_size, self._args.seed)
         given = await admin.prompt_logprobs(tokens)
+        if not given:
+            return {}
         limit = parity.bound(self._args, source.dtype, quantised=self._fp8 is not None)
         return {"weights/logprob_abs_diff": parity.check(source.prompt_logprobs(tokens), given, limit, version)}
 
 
 def hashes_as_we_do(info: Mapping[str, Any]) -> bool:
     """Whether a server tells checksums that are ours: SGLang hashes on a GPU with a kernel of its own."""
-    number = tuple(int(part) for part in str(info["version"]).split(".")[:3] if part.isdigit())
+    number = version_number(str(info["version"]))
     return number >= HASHING_VERSION and info["device"] == "cpu" and info["tp_size"] == 1

@@ -120,6 +120,20 @@ def test_a_run_whose_engines_are_killed_and_hung_all_the_time_ends_well(start_ru
     run.assert_nothing_left()
 
 
+def test_the_only_engine_dies_while_a_round_is_generated_ahead(start_run, read_rows):
+    """The trainer has newer weights than the round began with: the engine is given those, or it would wait for ever."""
+    words = ["--num-engines", "1", "--max-staleness", "1", *FAST, "--engine-recovery-timeout-s", "40"]
+    run = start_run("--num-rollout", "8", "--max-response-tokens", "200", "--n-samples-per-prompt", "8", *words)
+    run.wait_for(lambda: len(rounds(read_rows())) >= 2)
+    for process in serving(run):
+        process.kill()
+    code, output = run.finish()
+    assert code == 0, output
+    done = rounds(read_rows())
+    assert len(done) == 8 and sum(row["engines/restarts"] for row in done) == 1
+    run.assert_nothing_left()
+
+
 def test_the_router_is_started_again(start_run, read_rows, tmp_path):
     run = start_run("--num-rollout", "20", "--max-response-tokens", "128", "--save-samples", *FAST)
     run.wait_for(lambda: rounds(read_rows()))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
+from aiohttp import web
 
 from slime_core.engines.admin import EngineAdmin, Refused
 from slime_core.engines.process import LOOPBACK, free_port
@@ -30,3 +35,37 @@ async def test_an_engine_that_refuses_is_quoted(server):
         with pytest.raises(Refused, match=r"update_weights_from_disk answered HTTP 400: .*nowhere") as caught:
             await admin.update_weights_from_disk("nowhere", 1)
     assert caught.value.status == 400
+
+
+@contextlib.asynccontextmanager
+async def stand_in(role: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """For a SGLang of a pair, which needs a transfer backend of its own: refuses prompts as those do."""
+    asked: list[dict[str, Any]] = []
+
+    async def server_info(request: web.Request) -> web.Response:
+        return web.json_response({"disaggregation_mode": role})
+
+    async def generate(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        if role != "null" and "bootstrap_room" not in asked[-1]:
+            return web.Response(status=400, text="Disaggregated request received without bootstrap room id")
+        return web.json_response({"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.5, 2, None]]}})
+
+    app = web.Application()
+    app.add_routes([web.get("/server_info", server_info), web.post("/generate", generate)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, LOOPBACK, 0).start()
+    try:
+        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def test_engines_of_a_pair_are_asked_for_a_prompt_where_they_read_one():
+    async with stand_in("prefill") as one, stand_in("decode") as other, stand_in("null") as both:
+        urls = [url for url, _ in (one, other, both)]
+        admin = await EngineAdmin(urls, 30).__aenter__()
+        assert await admin.prompt_logprobs([1, 2]) == {urls[0]: [-0.5], urls[2]: [-0.5]}
+        await admin.__aexit__()
+    assert [["bootstrap_room" in body for body in asked] for _, asked in (one, other, both)] == [[True], [], [False]]

@@ -60,3 +60,9 @@ def test_a_python_without_sglang_is_named():
 def test_a_python_that_is_not_there_is_named():
     with pytest.raises(EngineError, match="--engine-python /no/python cannot be run"):
         sglang.inspect("/no/python", {})
+
+
+def test_a_release_candidate_is_as_new_as_its_number():
+    sglang.check_version("0.5.24rc1")
+    with pytest.raises(EngineError, match=r"SGLang 0\.5\.8\.post1 is too old"):
+        sglang.check_version("0.5.8.post1")

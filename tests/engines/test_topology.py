@@ -62,3 +62,14 @@ def test_an_external_server_of_another_kind_is_refused(server, tmp_path):
     args = parse(["--model", server.model_dir, "--engine", "sglang", "--external-engines", server.url]).args
     with pytest.raises(EngineError, match=r"SGLang .* is too old; --engine sglang needs 0\.5\.9"):
         EngineServer(args, 0, tmp_path, 1).start()
+
+
+def test_an_external_server_that_is_gone_for_a_moment_has_lost_its_weights(server, tmp_path):
+    """One that is started again answers before it could count as ill, with the weights of its checkpoint."""
+    args = parse(["--model", server.model_dir, "--external-engines", server.url]).args
+    engine = EngineServer(args, 0, tmp_path, 1)
+    engine.start()
+    engine.check(at_once=True)
+    engine._url = f"http://{LOOPBACK}:{free_port()}"
+    with pytest.raises(EngineError, match="engine 0 has gone: nobody listens at"):
+        engine.check(at_once=True)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
 from slime_core.errors import EngineError, WeightSyncError
-from slime_core.weights.disk import PREFIX, DiskTransport, remove_stale
+from slime_core.weights.disk import DiskTransport
+from slime_core.weights.leftovers import PREFIX, own_prefix, remove_stale
 from slime_core.weights.safetensors_file import SafetensorsFile
 from slime_core.weights.source import Update
 from weights.conftest import Exporter, greedy, used_checksums
@@ -55,7 +56,7 @@ async def test_damaged_files_are_refused_and_the_old_weights_stay(
 
 
 async def test_what_cannot_be_written_is_said(tmp_path: Path):
-    (tmp_path / f"{PREFIX}{os.getpid()}").write_text("in the way")
+    (tmp_path / f"{own_prefix()}{os.getpid()}").write_text("in the way")
     transport = DiskTransport(str(tmp_path), tmp_path)
     async with EngineAdmin([], 30) as admin:
         with pytest.raises(WeightSyncError, match=r"version 3 cannot be written .*--weights-dir"):
@@ -96,11 +97,12 @@ async def test_in_shared_memory_one_file_stays_until_the_end(tmp_path: Path, mon
 
 
 def test_leftovers_of_killed_trainers_are_removed_and_those_of_living_ones_kept(tmp_path: Path):
-    dead, living, other = (tmp_path / name for name in (f"{PREFIX}999999999", f"{PREFIX}{os.getpid()}", "mine"))
-    for directory in (dead, living, other):
+    names = (f"{own_prefix()}999999999", f"{own_prefix()}{os.getpid()}", f"{PREFIX}elsewhere-1-999999999", "mine")
+    dead, *kept = (tmp_path / name for name in names)
+    for directory in (dead, *kept):
         directory.mkdir()
     remove_stale(tmp_path)
-    assert (dead.exists(), living.exists(), other.exists()) == (False, True, True)
+    assert not dead.exists() and all(directory.exists() for directory in kept), "another machine's are its own"
 
 
 def test_shared_memory_is_the_default_and_another_directory_the_fallback(tmp_path: Path, monkeypatch):

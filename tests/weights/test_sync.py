@@ -16,7 +16,8 @@ from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
 from slime_core.errors import EngineError, OptionError, WeightSyncError
 from slime_core.weights.checksum import compare
-from slime_core.weights.disk import PREFIX
+from slime_core.weights.leftovers import PREFIX
+from slime_core.weights.fusion import comparable, fused_checksums
 from slime_core.weights.sync import WeightSync
 from weights.conftest import Exporter, Tensors, greedy, used_checksums
 
@@ -226,3 +227,12 @@ def test_checksums_see_every_bit():
     changed = tensor.clone()
     changed[3] = -0.0
     assert model_checksums([("w", tensor)]) != model_checksums([("w", changed)])
+
+
+def test_experts_are_left_to_the_prompt():
+    """SGLang stacks them under names of its own."""
+    sent = [("norm.weight", torch.ones(2)), ("mlp.experts.0.gate_proj.weight", torch.ones(2, 2))]
+    used = {**fused_checksums(sent[:1]), "mlp.experts.w13_weight": "1234"}
+    compare(*comparable(fused_checksums(sent), used), "engine")
+    with pytest.raises(WeightSyncError, match=r"norm\.weight"):
+        compare(*comparable(fused_checksums(sent), {**used, "norm.weight": "5678"}), "engine")
