@@ -135,7 +135,7 @@ def test_a_critic_of_another_vocabulary_is_refused(make_trainer, other_model, tm
     shutil.copytree(other_model, tmp_path / "critic")
     tokenizer = tmp_path / "critic" / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace('"a": ', '"aa": ', 1))
-    with pytest.raises(OptionError, match="--critic-model .* has another vocabulary"):
+    with pytest.raises(OptionError, match=r"--critic-model .* has another vocabulary"):
         make_trainer(*FLAGS, "--critic-model", str(tmp_path / "critic"))
 
 
