@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from argparse import Namespace
 
 import numpy as np
@@ -128,6 +129,14 @@ def test_a_checkpoint_without_a_critic_is_refused(make_trainer, tmp_path):
     make_trainer().save(tmp_path)
     with pytest.raises(CheckpointError, match="critic/weights"):
         make_trainer(*FLAGS).load(tmp_path)
+
+
+def test_a_critic_of_another_vocabulary_is_refused(make_trainer, other_model, tmp_path):
+    shutil.copytree(other_model, tmp_path / "critic")
+    tokenizer = tmp_path / "critic" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"a": ', '"aa": ', 1))
+    with pytest.raises(OptionError, match=r"--critic-model .* has another vocabulary"):
+        make_trainer(*FLAGS, "--critic-model", str(tmp_path / "critic"))
 
 
 def test_a_sample_without_a_reward_teaches_neither(make_trainer, samples, shard_of):

@@ -11,7 +11,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from slime_core.training.logprobs import MAX_LOGITS
+from slime_core.training.head_logprobs import MAX_LOGITS
 from slime_core.training.megatron.loss import vocab_parallel_logprobs
 from slime_core.training.megatron.spec import PackedSequences
 

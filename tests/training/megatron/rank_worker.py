@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+from slime_core.engines.process import free_port
 from slime_core.options import parse
 from slime_core.training.megatron.device import prepare_megatron
 
@@ -51,12 +51,10 @@ def main() -> None:
 
 
 def meet(out: Path, rank: int) -> int:
-    """A port that rank 0 finds free now; one that was chosen earlier may by now be that of some connection."""
+    """A port that rank 0 finds free now; one that was chosen with the case may be taken by now."""
     path = out.with_name(f"{out.name.rpartition('_rank')[0]}.port")
     if rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         path.with_suffix(".new").write_text(str(port))
         path.with_suffix(".new").rename(path)
         return port
