@@ -16,8 +16,8 @@ from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.checksum import model_checksums
 from slime_core.errors import EngineError, OptionError, WeightSyncError
 from slime_core.weights.checksum import compare
-from slime_core.weights.leftovers import PREFIX
 from slime_core.weights.fusion import comparable, fused_checksums
+from slime_core.weights.leftovers import PREFIX
 from slime_core.weights.sync import WeightSync
 from weights.conftest import Exporter, Tensors, greedy, used_checksums
 
