@@ -805,6 +805,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--max-tokens-per-gpu", type=positive_int, default=8192, metavar="N", help="token budget of a micro-batch"
     )
+    g.add_argument(
+        "--balance-by",
+        choices=["tokens", "flops"],
+        default="tokens",
+        help="what data-parallel ranks have about the same of in a step; flops counts attention's square of the length",
+    )
     g.add_argument("--num-steps-per-rollout", type=positive_int, default=1, metavar="N", help="optimiser steps a round")
     g.add_argument(
         "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: matrices by Muon, the rest by AdamW"
@@ -930,7 +936,9 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--critic", action="store_true", help="train a critic beside the policy, for --advantage-estimator ppo"
     )
     g.add_argument("--critic-model", metavar="DIR", help="what the critic starts from (default: --model)")
-    g.add_argument("--critic-lr", type=non_negative, default=1e-5, metavar="X", help="learning rate of the critic")
+    g.add_argument(
+        "--critic-lr", type=non_negative, default=1e-5, metavar="X", help="learning rate of the critic, by AdamW"
+    )
     g.add_argument(
         "--critic-only-rounds", type=non_negative_int, default=0, metavar="N", help="first rounds without the policy"
     )
@@ -1431,6 +1439,8 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--partial-rollout trains tokens of earlier weights: allow it with --max-staleness 1, or keep them out of "
             "the loss with --mask-offpolicy-in-partial-rollout."
         )
+    if max(args.adam_betas) >= 1:
+        raise OptionError(f"--adam-betas {args.adam_betas[0]:g} {args.adam_betas[1]:g}: both must be below 1.")
     if args.cpu_offload and args.data_parallel != "fsdp2":
         raise OptionError("--cpu-offload is FSDP2's; add --data-parallel fsdp2.")
     if args.lora_rank is None and (args.lora_targets or args.lora_alpha is not None):

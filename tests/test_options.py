@@ -91,6 +91,7 @@ def test_toml_lists_booleans_and_plugins(model_dir, tmp_path, install_package):
         (["--generate", "nope"], "no plugin named 'nope' is installed"),
         (["--generate", "fifo"], "plugin 'fifo' from slime-core .* does not implement 'generate'"),
         (["--cpu-offload"], "--cpu-offload is FSDP2's; add --data-parallel fsdp2"),
+        (["--adam-betas", "0.9", "1"], "--adam-betas 0.9 1: both must be below 1"),
         (["--lora-alpha", "8"], "add --lora-rank"),
         (["--lora-rank", "8", "--freeze-params", "norm"], "--lora-rank trains adapters alone"),
         (["--freeze-params", "("], r"'\(' is no regular expression for names of parameters"),

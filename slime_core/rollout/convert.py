@@ -6,6 +6,7 @@ import heapq
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slime_core.bound import Bound, blamed
 from slime_core.errors import PluginError
@@ -34,16 +35,23 @@ def convert(args: Options, bound: Bound, groups: list[Group]) -> TrainBatch:
     return batch.select(np.lexsort((batch.sample_index, batch.group_index)))
 
 
-def split(batch: TrainBatch, num_ranks: int, num_steps: int) -> list[Shard]:
-    """One shard a rank. Optimiser steps are consecutive runs of samples; each is spread over the ranks by tokens.
+def split(batch: TrainBatch, num_ranks: int, num_steps: int, costs: npt.NDArray[Any] | None = None) -> list[Shard]:
+    """One shard a rank. Optimiser steps are consecutive runs of samples; each is spread over the ranks by cost.
 
     A reward that the samples of a trajectory share counts once in the round: it is NaN for all of them but one.
+
+    Args:
+        batch: S samples.
+        num_ranks: data-parallel ones.
+        num_steps: optimiser steps of the round.
+        costs: [S], what a sample's training costs; by default its tokens.
     """
+    costs = batch.lengths if costs is None else costs
     shared = batch.per_sample.get("shares_reward", False)
     round_rewards = np.where(shared, np.nan, batch.rewards)
     parts: list[list[list[int]]] = [[] for _ in range(num_ranks)]
     for step in np.array_split(np.arange(batch.num_samples), num_steps):
-        for rank, positions in enumerate(_balance(step, batch.lengths, num_ranks)):
+        for rank, positions in enumerate(_balance(step, costs, num_ranks)):
             parts[rank].append(positions)
     shards = []
     for steps in parts:
@@ -53,14 +61,14 @@ def split(batch: TrainBatch, num_ranks: int, num_steps: int) -> list[Shard]:
     return shards
 
 
-def _balance(positions: Any, lengths: Any, num_ranks: int) -> list[list[int]]:
-    """Longest first, each to the rank with the fewest tokens so far; every rank's positions in ascending order."""
-    loads = [(0, rank) for rank in range(num_ranks)]
+def _balance(positions: Any, costs: npt.NDArray[Any], num_ranks: int) -> list[list[int]]:
+    """Dearest first, each to the rank with the lowest cost so far; every rank's positions in ascending order."""
+    loads = [(0.0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    for position in sorted(positions.tolist(), key=lambda p: (-int(lengths[p]), p)):
+    for position in sorted(positions.tolist(), key=lambda p: (-float(costs[p]), p)):
         load, rank = heapq.heappop(loads)
         shares[rank].append(position)
-        heapq.heappush(loads, (load + int(lengths[position]), rank))
+        heapq.heappush(loads, (load + float(costs[position]), rank))
     return [sorted(share) for share in shares]
 
 

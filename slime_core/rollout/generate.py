@@ -74,8 +74,15 @@ async def generate_samples(
         requests: those of the round; once they are stopped the engine answers every request as aborted.
 
     Raises:
+        DataError: when the row is to be trained, and sampled at another temperature than it is trained at.
         PluginError: when the plugin raises, or returns anything but a list of at least one finished sample.
     """
+    own_temperature = sample.sampling_params.get("temperature", args.temperature)
+    if not evaluation and args.num_trainers and own_temperature != args.temperature:
+        raise DataError(
+            f"a row of data set '{sample.dataset}' is sampled at temperature {own_temperature}, but the trainer "
+            f"computes at --temperature {args.temperature:g}: leave the temperature out of rows that are trained."
+        )
     may_vanish = sample.status is Status.ABORTED and sample.index != sample.rollout_index
     seen = SampleEngine(engine, requests, args.seed, sample)
     own = {key: list(value) if isinstance(value, list) else value for key, value in params.items()}

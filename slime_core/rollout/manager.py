@@ -30,6 +30,7 @@ from slime_core.rollout.sample_file import read_groups, write_groups
 from slime_core.rollout.source import Source
 from slime_core.rollout.stages import Stages
 from slime_core.rollout.tally import Tally
+from slime_core.tracking.flops import ModelFlops
 from slime_core.tracking.metrics import rollout_metrics
 from slime_core.tracking.report import run_dir
 from slime_core.types import Group, Shard
@@ -90,6 +91,7 @@ class RolloutManager:
         self._eval_datasets = open_eval_datasets(args, bind)
         self._rollout = bind("rollout", args.rollout)
         self._eval_rollout = bind("rollout", args.eval_rollout)
+        self._flops = ModelFlops.of(args.model) if args.balance_by == "flops" else None
         self._convert = bind("convert_train_data", args.convert_train_data)
         self._rewards = Rewards(args, self._plugins, self.engine)
         self._stages = Stages(
@@ -279,7 +281,8 @@ class RolloutManager:
         for group in groups:
             self._prompts.restore(group)
         batch, early = stages.early.fill(convert(self._args, self._convert, groups))
-        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout)
+        costs = None if self._flops is None else self._flops.of_sequences(batch.lengths)
+        shards = split(batch, max(1, self._num_ranks), self._args.num_steps_per_rollout, costs)
         if self._args.save_samples:
             self._save_samples(step, groups)
         tally = stages.tally

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
@@ -94,8 +95,8 @@ class Alarms:
 
     def _compare(self, name: str, metrics: Mapping[str, float]) -> tuple[float | None, float]:
         """The mean of the first rounds, None until they are over, and the value now."""
-        if name not in metrics:
-            return None, 0.0
+        if not math.isfinite(metrics.get(name, math.nan)):
+            return None, 0.0  # another alarm's matter; it must not spoil the mean
         first = self._first.setdefault(name, [])
         if len(first) < NUM_FIRST:
             first.append(metrics[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from slime_core.training.batch import TensorBatch, without_truncated
 from slime_core.training.meters import Meters, round_metrics
 from slime_core.training.objective import StepLoss, check_per_token, pair
 from slime_core.training.ranks import DataParallel
-from slime_core.training.skipped import keep_batch
+from slime_core.training.skipped import StepNorms
 from slime_core.training.steps import Step, round_steps, trained_tokens
 from slime_core.types import IntArray, Shard
 
@@ -34,8 +33,8 @@ class Critic(Protocol):
     def values(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
         """[R], 0 at samples that are not among the rows."""
 
-    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> None:
-        """One optimiser step towards the batch's returns."""
+    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float:
+        """One optimiser step towards the batch's returns, unless the gradient is not finite; its norm."""
 
 
 class Backend(Protocol):
@@ -110,14 +109,15 @@ class Round:
         with meters.clock("advantages"):
             self._set_advantages(batch, shard)
         compared = batch.old_logprobs is not None and not args.use_rollout_logprobs
-        norms: list[float] = []
-        skipped = nonfinite = 0
+        run_dir, name, rank = Path(args.runs_dir) / args.run_name, f"round_{step:06d}", self._ranks.rank
+        norms, critic_norms = StepNorms(run_dir, name, rank), StepNorms(run_dir, f"{name}_critic", rank)
+        empty = 0
         lr = backend.lr
         for number, part in enumerate(steps):
             lr = backend.lr
             if critic is not None and batch.returns is not None:
                 with meters.clock("critic"):
-                    critic.train_step(batch, part.rows, meters)
+                    critic_norms.note(critic.train_step(batch, part.rows, meters), number, batch, part.rows)
                 if step < args.critic_only_rounds:
                     continue
             with meters.clock("forward_backward"):
@@ -125,20 +125,20 @@ class Round:
                 backend.backward(batch, part.rows, loss)
             with meters.clock("optimizer"):
                 norm = self._update(part)
-            if not math.isfinite(norm):
-                nonfinite += 1
-                name = f"round_{step:06d}_step_{number}_rank{self._ranks.rank}"
-                keep_batch(batch, part.rows, Path(args.runs_dir) / args.run_name, name)
-            norms += [norm] if math.isfinite(norm) and part.num_tokens else []
-            skipped += not (math.isfinite(norm) and part.num_tokens)
+            if part.num_tokens:
+                norms.note(norm, number, batch, part.rows)
+            else:
+                empty += 1
         trained = [part for part in steps if part.num_tokens]
         num_tokens = sum(part.num_tokens for part in trained)
         metrics = round_metrics(self._ranks.gather(meters.message()), num_tokens, len(trained))
         if args.ref_update_interval is not None and (step + 1) % args.ref_update_interval == 0:
             backend.renew_reference()
-        grad_norm = sum(norms) / len(norms) if norms else 0.0
-        metrics |= {"train/skipped_steps": float(skipped), "train/nonfinite_steps": float(nonfinite)}
-        return metrics | {"train/grad_norm": grad_norm, "train/lr": lr}
+        nonfinite = norms.num_nonfinite + critic_norms.num_nonfinite
+        metrics |= {"train/skipped_steps": float(empty + nonfinite), "train/nonfinite_steps": float(nonfinite)}
+        if critic is not None:
+            metrics["train/critic_grad_norm"] = critic_norms.mean
+        return metrics | {"train/grad_norm": norms.mean, "train/lr": lr}
 
     def early_logprobs(self, shard: Shard) -> dict[str, Any]:
         """What `train` will need of the reference and of the present policy; see `Trainer.early_logprobs`."""

@@ -1,9 +1,11 @@
-"""The batch of a step whose gradient was not finite, kept for a look at it."""
+"""Gradient norms of a round's steps; the batch of a step whose gradient was not finite is kept for a look at it."""
 
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -17,6 +19,29 @@ MAX_KEPT = 4
 """Batches that a rank keeps; a run that fails at every step does not fill the disk."""
 
 logger = logging.getLogger(__name__)
+
+
+class StepNorms:
+    """The gradient norms of one model's optimiser steps in a round."""
+
+    def __init__(self, run_dir: Path, name: str, rank: int) -> None:
+        """`name` begins those of the files for steps that were not finite."""
+        self._run_dir, self._name, self._rank = run_dir, name, rank
+        self._finite: list[float] = []
+        self.num_nonfinite = 0
+
+    def note(self, norm: float, number: int, batch: TensorBatch, rows: IntArray) -> None:
+        """Note the norm of a step, and keep its samples unless it is finite."""
+        if math.isfinite(norm):
+            self._finite.append(norm)
+            return
+        self.num_nonfinite += 1
+        keep_batch(batch, rows, self._run_dir, f"{self._name}_step_{number}_rank{self._rank}")
+
+    @property
+    def mean(self) -> float:
+        """Of the finite ones; 0 without any."""
+        return fmean(self._finite) if self._finite else 0.0
 
 
 def keep_batch(batch: TensorBatch, rows: IntArray, run_dir: Path, name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""The loss of the critic, micro-batch by micro-batch, the same for every backend."""
+"""The loss of the critic, micro-batch by micro-batch, and its optimiser's options, the same for every backend."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ class ValueLoss:
         self.meters.add_losses({"value_loss": loss})
         self.meters.add({"value": batch.values, "value_clip_fraction": clipped.float()}, taught)
         return loss
+
+
+def critic_options(args: argparse.Namespace) -> argparse.Namespace:
+    """The options of the critic's optimiser: AdamW with `--critic-lr`, over all rounds."""
+    own = {"lr": args.critic_lr, "optimizer": "adamw", "critic_only_rounds": 0}
+    return argparse.Namespace(**{**vars(args), **own})
 
 
 def _taught(batch: TensorBatch) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """TrainBatches: sorted, complete, split over steps and ranks by tokens."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,6 +45,32 @@ def test_ranks_carry_about_the_same_number_of_tokens(lengths):
     batch = batch_of(lengths)
     loads = [int(shard.batch.lengths.sum()) for shard in split(batch, 2, 1)]
     assert abs(loads[0] - loads[1]) <= max(batch.lengths)
+
+
+@given(st.lists(st.integers(1, 100), min_size=8, max_size=40), st.integers(2, 4))
+def test_ranks_carry_about_the_same_cost(lengths, num_ranks):
+    batch = batch_of(lengths)
+    costs = batch.lengths.astype(np.float64) ** 2
+    loads = [costs[shard.batch.sample_index].sum() for shard in split(batch, num_ranks, 1, costs)]
+    assert max(loads) - min(loads) <= costs.max()
+
+
+@pytest.mark.parametrize(("balance", "beside_the_longest"), [("tokens", 1), ("flops", 0)])
+async def test_flops_weigh_a_long_sample_more_than_its_tokens(
+    balance, beside_the_longest, make_args, open_manager, plugin_file, model_dir, tmp_path
+):
+    # one sample of 20 tokens and five of 9; nearly all of the model is attention, whose cost is the length's square
+    model = shutil.copytree(model_dir, tmp_path / "narrow")
+    sizes = {"hidden_size": 1, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 1000, "vocab_size": 1}
+    (model / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 1, "max_position_embeddings": 64}))
+    body = "n = 9 if sample.index else 20\n    sample.append([1] * n, logprobs=[-1.0] * n)\n"
+    end = "    sample.status = Status.COMPLETED\n    return [sample]"
+    uneven = plugin_file("uneven", f"@hookimpl\nasync def generate(sample):\n    {body}{end}")
+    words = ["--model", model, "--generate", uneven, "--balance-by", balance, "--rollout-batch-size", "3"]
+    async with open_manager(make_args(*words), num_ranks=2) as manager:
+        shards = (await manager.rollout(0)).shards
+    (longest,) = [shard.batch for shard in shards if 0 in shard.batch.sample_index]
+    assert longest.num_samples == 1 + beside_the_longest
 
 
 async def test_samples_are_sorted_by_group_and_index(make_args, plugin_file):

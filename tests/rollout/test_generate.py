@@ -139,19 +139,37 @@ async def test_a_row_that_names_no_generator_of_the_run_stops_it(make_args, writ
             await manager.rollout(0)
 
 
-async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, plugin_file):
-    source = plugin_file(
+def sampled_at(plugin_file, temperature: float) -> str:
+    return plugin_file(
         "hot",
         "@hookimpl\ndef get_samples(num_prompts):\n"
-        "    return [Sample(sampling_params={'temperature': 0.5}) for _ in range(num_prompts)]",
+        f"    own = {{'temperature': {temperature}, 'top_k': 7}}\n"
+        "    return [Sample(sampling_params=dict(own)) for _ in range(num_prompts)]",
     )
+
+
+async def test_a_row_keeps_its_own_sampling_parameters(make_args, open_manager, plugin_file):
     note = ECHO.replace("sample)", "sample, sampling_params)").replace(
-        "[1]", "[int(100 * sampling_params['temperature']), int(sampling_params['top_p'])]"
+        "[1]", "[int(sampling_params['top_k']), int(sampling_params['top_p'])]"
     )
     note = note.replace("logprobs=[-1.0]", "logprobs=[-1.0, -1.0]")
-    async with open_manager(make_args("--get-samples", source, "--generate", plugin_file("note", note))) as manager:
+    words = ["--get-samples", sampled_at(plugin_file, 1.0), "--generate", plugin_file("note", note)]
+    async with open_manager(make_args(*words)) as manager:
         batch = (await manager.rollout(0)).shards[0].batch
-    assert batch.tokens.tolist() == [50, 1] * 4
+    assert batch.tokens.tolist() == [7, 1] * 4
+
+
+@pytest.mark.parametrize("trainers", ["0", "1"])
+async def test_a_row_is_trained_at_no_other_temperature_than_it_is_sampled_at(
+    trainers, make_args, open_manager, plugin_file
+):
+    words = ["--get-samples", sampled_at(plugin_file, 0.5), "--generate", plugin_file("one", ECHO)]
+    async with open_manager(make_args(*words, "--num-trainers", trainers)) as manager:
+        if trainers == "0":
+            assert len((await manager.rollout(0)).shards[0].batch.tokens) == 4
+        else:
+            with pytest.raises(DataError, match=r"sampled at temperature 0\.5, .* --temperature 1: leave"):
+                await manager.rollout(0)
 
 
 async def test_a_generator_that_swallows_its_cancellation_does_not_hold_up_the_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import Namespace
 
@@ -58,6 +59,18 @@ def test_an_alarm_sounds_once_while_it_lasts_and_again_when_it_comes_back(metric
 @pytest.mark.parametrize(("name", "bad", "nearly"), [("train/entropy", 0.09, 0.11), ("train/mismatch_kl", 0.02, 0.015)])
 def test_a_value_that_wavers_about_its_bound_sounds_once(name, bad, nearly):
     assert len(sounded([{name: 2.0 if "entropy" in name else 0.0035}] * 6 + [{name: bad}, {name: nearly}] * 4)) == 1
+
+
+NAN = {"train/entropy": math.nan, "train/mismatch_kl": math.nan}
+
+
+@pytest.mark.parametrize("bad_round", [0, 6])
+def test_a_round_of_nan_neither_sounds_as_a_collapse_nor_hides_one(bad_round):
+    rounds: list[dict[str, float]] = [{}] * 8 + [{"train/entropy": 0.05}]
+    rounds[bad_round] = NAN
+    said = sounded(rounds)
+    assert [message.split(":")[0] for message in said] == ["warning, round 8"]
+    assert "entropy fell from 2 to 0.05" in said[0]
 
 
 def test_imitation_without_rewards_may_grow_sure_of_itself():

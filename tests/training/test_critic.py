@@ -93,6 +93,25 @@ def test_the_first_rounds_may_be_the_critics_alone(make_trainer, samples, shard_
     assert model_checksums(trainer.weights("float32")) != before
 
 
+def test_the_critic_keeps_its_own_rate_beside_muon(make_trainer):
+    critic = make_trainer(*FLAGS, "--optimizer", "muon", "--muon-lr", "0.05").critic
+    assert {group["peak_lr"] for part in critic.optimizer._parts for group in part.param_groups} == {1e-3}
+
+
+def test_a_gradient_of_the_critic_that_is_not_finite_is_told_and_its_batch_kept(
+    make_trainer, samples, shard_of, tmp_path
+):
+    made = samples(4)
+    made[0].reward = 1e300
+    trainer = make_trainer(*FLAGS, "--critic-only-rounds", "1", "--runs-dir", str(tmp_path), "--run-name", "run")
+    metrics = trainer.train(0, shard_of(made))
+    assert metrics["train/nonfinite_steps"] == metrics["train/skipped_steps"] == 1
+    assert metrics["train/critic_grad_norm"] == 0
+    kept = [path.name for path in (tmp_path / "run" / "skipped_steps").iterdir()]
+    assert kept == ["round_000000_critic_step_0_rank0.pt"]
+    assert trainer.train(0, shard_of(samples(4)))["train/critic_grad_norm"] > 0
+
+
 def test_a_resumed_run_has_the_same_critic(make_trainer, samples, shard_of, tmp_path):
     unbroken = make_trainer(*FLAGS)
     unbroken.train(0, shard_of(samples(8)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.training.torch_backend.flash import flash_attention, flash_kernel
+from slime_core.training.torch_backend.flash import _installed_kernel, flash_attention, flash_kernel
 from slime_core.training.torch_backend.packing import pack, packed_attention
 
 LENGTHS = np.array([5, 9, 1])
@@ -66,3 +66,18 @@ def test_both_kernels_compute_the_same(scaling, window, softcap):
 
 def test_no_flash_on_a_cpu():
     assert flash_kernel(torch.device("cpu"), torch.bfloat16) is None
+
+
+def test_a_broken_install_warns_once_and_leaves_torchs_attention(tmp_path, monkeypatch, caplog):
+    package = tmp_path / "flash_attn"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('flash_attn_2_cuda.so: undefined symbol')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _installed_kernel.cache_clear()
+    try:
+        found = [flash_kernel(torch.device("cuda"), torch.bfloat16) for _ in range(3)]
+    finally:
+        _installed_kernel.cache_clear()
+    assert found == [None] * 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "undefined symbol" in caplog.text

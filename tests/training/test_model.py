@@ -10,9 +10,11 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Qwen3Config,
@@ -21,6 +23,7 @@ from transformers import (
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
+from slime_core.training.logit_scaling import LogitScaling
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.load import load_policy
 from slime_core.training.torch_backend.model import Policy
@@ -41,27 +44,39 @@ COMMON = {
     "eos_token_id": 1,
     "pad_token_id": 1,
 }
+PLAIN = LogitScaling()
 MIXED = ["full_attention", "sliding_attention"]
-# name -> config, whether it packs, whether its head splits off
+# name -> config, whether it packs, what it does to the logits of its output layer
 MODELS = {
-    "qwen3": (Qwen3Config(**COMMON, tie_word_embeddings=True), True, True),
-    "qwen3_moe": (Qwen3MoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), True, True),
-    "llama": (LlamaConfig(**COMMON), True, True),
-    "mistral_sliding": (MistralConfig(**COMMON, sliding_window=5), True, True),
+    "qwen3": (Qwen3Config(**COMMON, tie_word_embeddings=True), True, PLAIN),
+    "qwen3_moe": (
+        Qwen3MoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+        True,
+        PLAIN,
+    ),
+    "llama": (LlamaConfig(**COMMON), True, PLAIN),
+    "mistral_sliding": (MistralConfig(**COMMON, sliding_window=5), True, PLAIN),
     "gpt2": (
         GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, eos_token_id=1),
         True,
-        True,
+        PLAIN,
     ),
     "gemma2": (
         Gemma2Config(
-            **COMMON, sliding_window=5, layer_types=MIXED, query_pre_attn_scalar=5, attn_logit_softcapping=2.0
+            **COMMON,
+            sliding_window=5,
+            layer_types=MIXED,
+            query_pre_attn_scalar=5,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=0.5,
         ),
         True,
-        False,
+        LogitScaling(softcap=0.5),
     ),
-    "gemma3": (Gemma3TextConfig(**COMMON, sliding_window=5, layer_types=MIXED, query_pre_attn_scalar=5), True, True),
-    "bloom": (BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3), False, True),
+    "cohere": (CohereConfig(**COMMON, logit_scale=0.25), True, LogitScaling(multiplier=0.25)),
+    "granite": (GraniteConfig(**COMMON, logits_scaling=3.0), True, LogitScaling(divisor=3.0)),
+    "gemma3": (Gemma3TextConfig(**COMMON, sliding_window=5, layer_types=MIXED, query_pre_attn_scalar=5), True, PLAIN),
+    "bloom": (BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3), False, PLAIN),
 }
 
 
@@ -96,9 +111,9 @@ def alone(directory: Path, batch: TensorBatch, temperature: float = 1.0):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_equals_alone(name, make_args, tmp_path):
-    config, packs, splits_head = MODELS[name]
+    config, packs, scaling = MODELS[name]
     policy = policy_of(make_args, config, tmp_path)
-    assert (policy.packs, policy.splits_head) == (packs, splits_head)
+    assert (policy.packs, policy.scaling) == (packs, scaling)
     batch = make_batch([(3, 14), (2, 9), (5, 3), (1, 1), (4, 2)])
     model, expected, entropies = alone(tmp_path, batch)
     logprobs, entropy = policy.logprobs(batch)

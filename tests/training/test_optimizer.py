@@ -10,6 +10,7 @@ from torch import nn
 
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.optimizer import Optimizer, build_optimizers, lr_factor
+from slime_core.training.value_objective import critic_options
 
 ALONE = Ranks(0, 1, torch.device("cpu"), grouped=False)
 
@@ -56,6 +57,22 @@ def test_the_schedule_rises_and_falls_to_0_over_the_run(schedule, expected, make
         "--lr-warmup-steps", "2", "--lr-schedule", schedule, "--num-rollout", "3", "--num-steps-per-rollout", "2"
     )
     assert [lr_factor(args, step) for step in range(7)] == pytest.approx(expected)
+
+
+def test_the_schedule_falls_to_0_over_the_rounds_that_train_the_policy(make_args):
+    flags = (
+        "--advantage-estimator",
+        "ppo",
+        "--lr-schedule",
+        "linear",
+        "--num-rollout",
+        "6",
+        "--critic-only-rounds",
+        "2",
+    )
+    args = make_args(*flags, "--critic", "--num-steps-per-rollout", "2")
+    assert [lr_factor(args, step) for step in (0, 4, 7, 8)] == pytest.approx([1.0, 0.5, 0.125, 0.0])
+    assert [lr_factor(critic_options(args), step) for step in (0, 6, 12)] == pytest.approx([1.0, 0.5, 0.0])
 
 
 def test_both_parts_of_muon_follow_the_schedule(make_args):

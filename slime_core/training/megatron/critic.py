@@ -14,7 +14,7 @@ from slime_core.training.megatron.optimizer import Optimizer, wrap
 from slime_core.training.megatron.passes import differentiate, evaluate, shares
 from slime_core.training.megatron.ranks import MegatronRanks
 from slime_core.training.meters import Meters
-from slime_core.training.value_objective import ValueLoss
+from slime_core.training.value_objective import ValueLoss, critic_options
 from slime_core.types import IntArray
 
 
@@ -27,14 +27,14 @@ class Critic:
         self.model = build_model(args, directory, ranks.device, critic=True)
         load_weights(self.model, Path(directory))
         wrap(args, self.model)
-        self.optimizer = Optimizer(argparse.Namespace(**{**vars(args), "lr": args.critic_lr}), self.model)
+        self.optimizer = Optimizer(critic_options(args), self.model)
 
     def values(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
         """Values [R] of these samples, without gradient, 0 at the others and at tokens that nothing precedes."""
         return evaluate(self.model, batch, self._shares(batch, rows))
 
-    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> None:
-        """One optimiser step towards the returns."""
+    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float:
+        """One optimiser step towards the returns; its gradient's norm."""
         loss = ValueLoss.of_step(self._args, batch, rows, self._ranks, meters)
 
         def of_part(rows: IntArray, part: TensorBatch, values: torch.Tensor) -> torch.Tensor:
@@ -43,9 +43,9 @@ class Critic:
         self.optimizer.zero_grad()
         differentiate(self.model, batch, self._shares(batch, rows), of_part)
         if loss.num_tokens:
-            self.optimizer.step()
-        else:
-            self.optimizer.skip()
+            return self.optimizer.step()
+        self.optimizer.skip()
+        return 0.0
 
     def _shares(self, batch: TensorBatch, rows: IntArray) -> list[IntArray]:
         return shares(batch, rows, self._ranks.data_parallel, self._args.max_tokens_per_gpu)

@@ -17,7 +17,7 @@ from slime_core.training.torch_backend.load import compute_dtype, load_model, pl
 from slime_core.training.torch_backend.model import Policy
 from slime_core.training.torch_backend.optimizer import Optimizer
 from slime_core.training.torch_backend.sharding import Entry, in_step, run
-from slime_core.training.value_objective import ValueLoss
+from slime_core.training.value_objective import ValueLoss, critic_options
 from slime_core.types import IntArray
 
 
@@ -38,8 +38,8 @@ class Critic(nn.Module):
         place(args, self, ranks, compute_dtype(args, ranks.device))
         packs, _ = probe(self, model, ranks.device)
         # a dataclass, not a module: only the body is this critic's
-        self._model = Policy(Entry(model), ranks.device, compute_dtype(args, ranks.device), 1.0, packs, False)
-        self.optimizer = Optimizer(argparse.Namespace(**{**vars(args), "lr": args.critic_lr}), self)
+        self._model = Policy(Entry(model), ranks.device, compute_dtype(args, ranks.device), 1.0, packs, None)
+        self.optimizer = Optimizer(critic_options(args), self)
 
     def get_output_embeddings(self) -> nn.Module:
         """The head, which Muon leaves to AdamW."""
@@ -69,8 +69,8 @@ class Critic(nn.Module):
                         by_sample[row].copy_(part)
         return found
 
-    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> None:
-        """One optimiser step towards the returns, over the trained tokens of samples with a reward, all ranks."""
+    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float:
+        """One optimiser step towards the returns, over all ranks' trained tokens of samples with a reward; its norm."""
         loss = ValueLoss.of_step(self._args, batch, rows, self._ranks, meters)
         self.optimizer.gradients.zero()
         for some in self._micro_batches(batch, rows):
@@ -80,9 +80,9 @@ class Critic(nn.Module):
             part = batch.select(some)
             loss(part, run(self, self._values, part)).backward()
         if loss.num_tokens:
-            self.optimizer.update(self._ranks)
-        else:
-            self.optimizer.skip()
+            return self.optimizer.update(self._ranks)
+        self.optimizer.skip()
+        return 0.0
 
     def _micro_batches(self, batch: TensorBatch, rows: IntArray) -> Iterator[IntArray | None]:
         parts = micro_batches(batch.host.lengths, rows, self._max_tokens)

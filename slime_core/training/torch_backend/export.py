@@ -9,15 +9,16 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
-from slime_core.errors import CheckpointError
+from slime_core.errors import CheckpointError, WeightSyncError
 from slime_core.training.model_files import FILES_BESIDE, copy_files, write_dtype
 from slime_core.training.torch_backend.sharding import whole
 from slime_core.training.torch_backend.trainable import ADAPTER, adapted
 
 
 def named_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors by name, contiguous, on its device, floating-point ones as `dtype`.
+    """The model's tensors by its own names, contiguous, on its device, floating-point ones as `dtype`.
 
     One that shares another's memory (a tied output head) comes once, under its first name. Adapters are merged into
     what they stand beside. A tensor that is cut up is gathered when its turn comes, by all ranks, which must read to
@@ -39,6 +40,26 @@ def named_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[
             merged = tensor + layers[name].get_delta_weight(ADAPTER) if name in layers else tensor.detach()
             # in the engines' dtype before it is gathered: half the bytes travel
             yield name, whole(merged.to(kept)).contiguous()
+
+
+def published_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """`named_weights` under the names and in the shapes of published files, which SGLang reads.
+
+    transformers keeps the experts of a layer in one tensor, for example, where files have one for each.
+
+    Raises:
+        WeightSyncError: when transformers would join several tensors in one of the file.
+    """
+    seen: set[str] = set()
+    for own_name, whole_tensor in named_weights(model, dtype):
+        for name, tensor in revert_weight_conversion(model, {own_name: whole_tensor}).items():
+            if name in seen:
+                raise WeightSyncError(
+                    f"files of a {type(model).__name__} have in one tensor, {name}, what transformers has in several, "
+                    "so that it cannot be sent to SGLang; use --train-backend megatron, or --engine embedded."
+                )
+            seen.add(name)
+            yield name, tensor.contiguous()
 
 
 def write_model(model: PreTrainedModel, dtype: torch.dtype, source: Path, target: Path, *, writes: bool) -> None:

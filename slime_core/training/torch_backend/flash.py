@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 Kernel = Callable[..., torch.Tensor]
 """flash_attn_varlen_func, or one that takes the same arguments."""
@@ -14,10 +18,19 @@ Kernel = Callable[..., torch.Tensor]
 
 def flash_kernel(device: torch.device, dtype: torch.dtype) -> Kernel | None:
     """flash-attn's function for sequences of different lengths; None where it is not installed or cannot compute."""
-    if device.type != "cuda" or dtype == torch.float32 or importlib.util.find_spec("flash_attn") is None:
-        return None
-    from flash_attn import flash_attn_varlen_func
+    return None if device.type != "cuda" or dtype == torch.float32 else _installed_kernel()
 
+
+@cache
+def _installed_kernel() -> Kernel | None:
+    if importlib.util.find_spec("flash_attn") is None:
+        return None
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except (ImportError, OSError) as error:
+        # built for another torch or CUDA
+        logger.warning("flash-attn is installed but cannot be imported, so torch's attention is used: %s", error)
+        return None
     kernel: Kernel = flash_attn_varlen_func
     return kernel
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from slime_core.errors import OptionError
+from slime_core.training.logit_scaling import LogitScaling
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.model import (
     Policy,
@@ -77,9 +78,9 @@ def _policy(args: argparse.Namespace, ranks: Ranks, model: PreTrainedModel) -> P
     entry = Entry(model)
     dtype = compute_dtype(args, ranks.device)
     place(args, entry, ranks, dtype)
-    packs, splits = probe(entry, model, ranks.device)
+    packs, scaling = probe(entry, model, ranks.device)
     temperature = float(args.temperature) if args.temperature > 0 else 1.0
-    return Policy(entry, ranks.device, dtype, temperature, packs, splits)
+    return Policy(entry, ranks.device, dtype, temperature, packs, scaling)
 
 
 def _recompute_activations(model: PreTrainedModel) -> None:
@@ -118,8 +119,8 @@ def compute_dtype(args: argparse.Namespace, device: torch.device) -> torch.dtype
     return dtype
 
 
-def probe(root: nn.Module, model: PreTrainedModel, device: torch.device) -> tuple[bool, bool]:
-    """Whether sequences of the model can be packed, and whether its head can be split off.
+def probe(root: nn.Module, model: PreTrainedModel, device: torch.device) -> tuple[bool, LogitScaling | None]:
+    """Whether sequences of the model can be packed, and what it does to its head's logits; None if that is unknown.
 
     Args:
         root: as whose forward the model computes.
@@ -130,7 +131,7 @@ def probe(root: nn.Module, model: PreTrainedModel, device: torch.device) -> tupl
     tokens = torch.arange(1, int(PROBE_LENGTHS.sum()) + 1, device=device) * 7919 % vocab
     with torch.no_grad():
         packs = _can_pack(root, model, tokens)
-        return packs, run(root, _can_split_head, model, tokens, packs)
+        return packs, run(root, _scaling, model, tokens, packs)
 
 
 def _can_pack(root: nn.Module, model: PreTrainedModel, tokens: torch.Tensor) -> bool:
@@ -160,15 +161,21 @@ def _refuse(model: PreTrainedModel, attention: str, why: str) -> bool:
     return False
 
 
-def _can_split_head(model: PreTrainedModel, tokens: torch.Tensor, packs: bool) -> bool:
-    """Whether the output layer alone, applied to the last hidden state, gives the very logits of the model."""
+def _scaling(model: PreTrainedModel, tokens: torch.Tensor, packs: bool) -> LogitScaling | None:
+    """What makes the model's logits of those of its output layer, applied to the last hidden state; None: unknown."""
     head: Any = model.get_output_embeddings()
     if head is None or model.base_model is model:
-        return False
+        return None
     inputs = packed_inputs(tokens, PROBE_LENGTHS) if packs else padded_inputs(tokens, PROBE_LENGTHS)
+    scaling = LogitScaling.of(model.config.get_text_config())
     try:
         hidden = hidden_of(model, inputs)
-        # bit for bit: a cap or a scale on the logits may change small ones by less than any tolerance
-        return torch.equal(head(hidden), logits_of(model, inputs))
+        # bit for bit: a bound on the logits may change small ones by less than any tolerance
+        same = torch.equal(scaling(head(hidden)), logits_of(model, inputs))
     except (AttributeError, RuntimeError, TypeError, ValueError):
-        return False
+        same = False
+    if not same:
+        logger.info(
+            "%s does more than scale its output layer: all logits of a micro-batch exist at once", type(model).__name__
+        )
+    return scaling if same else None

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from slime_core.errors import SlimeError
 from slime_core.training.batch import TensorBatch
-from slime_core.training.logprobs import head_logprobs, token_logprobs
+from slime_core.training.head_logprobs import head_logprobs
+from slime_core.training.logit_scaling import LogitScaling
+from slime_core.training.logprobs import token_logprobs
 from slime_core.training.places import predicting, unpredictable_tokens
 from slime_core.training.torch_backend.image_inputs import has_images, image_inputs
 from slime_core.training.torch_backend.packing import pack
@@ -40,8 +42,9 @@ class Policy:
     """The policy is softmax(logits / temperature), as it was when it sampled."""
     packs: bool
     """Sequences go in one packed row; otherwise in right-padded rows with a mask."""
-    splits_head: bool
-    """The logits are nothing but the output layer of the last hidden state, so that prompts need none."""
+    scaling: LogitScaling | None
+    """The logits are this of the output layer of the last hidden state, so that a few at a time can be computed, and
+    none for prompts; None where the model does something else."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -124,11 +127,11 @@ class Policy:
     def _views_at(
         self, tokens: torch.Tensor, lengths: IntArray, place: torch.Tensor, targets: torch.Tensor, *images: Inputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.splits_head:
+        if self.scaling is not None:
             hidden = self._states_at(tokens, lengths, place, *images)
             head = self.model.get_output_embeddings()
             vocab = self.model.config.get_text_config().vocab_size
-            return head_logprobs(hidden, head, targets, self.temperature, vocab_size=vocab)
+            return head_logprobs(hidden, head, targets, self.temperature, vocab_size=vocab, scaling=self.scaling)
         inputs, place = self._laid_out(tokens, lengths, place, *images)
         if self.packs and "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             logits = logits_of(self.model, {**inputs, "logits_to_keep": place})[0]

@@ -142,9 +142,11 @@ def build_optimizers(
 def lr_factor(args: argparse.Namespace, step: int) -> float:
     """What the peak learning rate is multiplied by at optimiser step `step`, counted from 0.
 
-    A linear rise over `--lr-warmup-steps`, then by `--lr-schedule` down to 0 just after the last step of the run.
+    A linear rise over `--lr-warmup-steps`, then by `--lr-schedule` down to 0 just after the last step of the run. Steps
+    of `--critic-only-rounds` are none of the policy's.
     """
-    warmup, total = args.lr_warmup_steps, args.num_rollout * args.num_steps_per_rollout
+    rounds = args.num_rollout - (args.critic_only_rounds if args.critic else 0)
+    warmup, total = args.lr_warmup_steps, rounds * args.num_steps_per_rollout
     if step < warmup:
         return float((step + 1) / warmup)
     if args.lr_schedule == "constant":

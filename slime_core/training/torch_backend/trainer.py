@@ -16,7 +16,7 @@ from slime_core.training.ranks import Ranks
 from slime_core.training.round import MicroLoss, Round
 from slime_core.training.torch_backend import checkpoint
 from slime_core.training.torch_backend.critic import Critic
-from slime_core.training.torch_backend.export import named_weights, write_model
+from slime_core.training.torch_backend.export import named_weights, published_weights, write_model
 from slime_core.training.torch_backend.frozen import Frozen
 from slime_core.training.torch_backend.load import load_policy
 from slime_core.training.torch_backend.model import Policy
@@ -134,8 +134,10 @@ class TorchTrainer:
 
     # --- weights and checkpoints --------------------------------------------------------------------------------------
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights for the engines, under Hugging Face names."""
-        return named_weights(self._policy.model, getattr(torch, dtype))
+        """The weights for the engines, under Hugging Face names: those of files for SGLang, else the model's own."""
+        # the embedded engine is a transformers model too
+        named = published_weights if self._args.engine == "sglang" else named_weights
+        return named(self._policy.model, getattr(torch, dtype))
 
     def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
         """Log-probabilities [n - 1] of a prompt's tokens under the present weights."""
