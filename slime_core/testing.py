@@ -153,8 +153,9 @@ class ScriptedEngine:
         *,
         session_id: str | None = None,
         image_data: Sequence[str] | None = None,
+        on_tokens: Callable[[list[int]], None] | None = None,
     ) -> Generation:
-        """The next answer, a token a character, each at log-prob -1 and weight version 0.
+        """The next answer, a token a character, each at log-prob -1 and weight version 0; told at once.
 
         Raises:
             EngineError: when more is asked than there are answers.
@@ -165,6 +166,8 @@ class ScriptedEngine:
         text = "" if self._stopped.is_set() else self._next_answer(ids)
         limit = int(sampling_params.get("max_new_tokens", len(text)))
         kept = text[:limit]
+        if on_tokens is not None:
+            on_tokens(self.tokenizer.encode(kept))
         return Generation(
             tokens=np.array(self.tokenizer.encode(kept), np.int32),
             text=kept,

@@ -87,6 +87,12 @@ async def test_a_long_answer_is_cut_and_truncates_the_sample():
     assert (sample.response, sample.response_length, sample.status) == ("abcd", 4, Status.TRUNCATED)
 
 
+async def test_the_scripted_engine_tells_whoever_listens():
+    told = []
+    generation = await ScriptedEngine(["abcdef"]).generate([], {"max_new_tokens": 4}, on_tokens=told.append)
+    assert told == [generation.tokens.tolist()]
+
+
 async def test_answers_may_depend_on_the_text_so_far():
     engine = ScriptedEngine(lambda text: text.upper())
     generation = await engine.generate(engine.tokenizer.encode("ab"), {})

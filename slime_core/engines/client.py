@@ -73,6 +73,7 @@ class EngineClient:
         self._slots = asyncio.Semaphore(concurrency)
         self._num_running = self._num_retries = 0
         self._aborting: set[Requests] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._parsing = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
@@ -102,6 +103,8 @@ class EngineClient:
         """Close the connections, those to frozen models too."""
         for client in self.frozen.values():
             await client.close()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -199,6 +202,13 @@ class EngineClient:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._post(f"{url}/abort_request", body, {})
 
+    def _leave(self, rid: str) -> None:
+        """End a stream that nobody reads any more: the router does not tell the engine before its next token."""
+        for url in self._worker_urls:
+            task = asyncio.create_task(self._abort(url, {"rid": rid}))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
     async def _post_until(
         self,
         url: str,
@@ -222,6 +232,10 @@ class EngineClient:
                 problem = f"HTTP {status}: {_message(content)}"
                 if 400 <= status < 500:
                     raise EngineError(f"the engine refused a request ({problem})")
+            except asyncio.CancelledError:
+                if on_tokens is not None:
+                    self._leave(rid)
+                raise
             except (aiohttp.ClientError, ConnectionError, TimeoutError, orjson.JSONDecodeError) as error:
                 problem = f"{type(error).__name__}: {error}".rstrip(": ")
             finally:

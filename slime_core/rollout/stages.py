@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
 CANCEL_TIMEOUT_S = 5.0
 """How long a cancelled generator or grader may take to end; one that swallows the cancellation is left behind."""
 

@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from slime_core.engines.checksum import model_checksums
+from slime_core.engines.client import EngineClient
+from tiny_model import byte_tokenizer
 
 Server = Any
 WaitUntil = Callable[..., None]
@@ -258,3 +260,39 @@ def test_serves_behind_the_real_router(server: Server, router_url: str, wait_unt
     status, answer = router.post("/generate", {"input_ids": [9999]})
     assert status == 400 and "vocabulary" in answer["error"]["message"]
     assert router.get("/get_model_info")[1]["model_type"] == "qwen3"
+
+
+def test_streams_pass_the_real_router_and_end_when_nobody_hears_them(
+    server: Server, router_url: str, wait_until: WaitUntil
+) -> None:
+    params = {"max_new_tokens": 64, "temperature": 0, "ignore_eos": True}
+    told: list[list[int]] = []
+
+    async def leave(client: EngineClient) -> None:
+        begun = asyncio.Event()
+        endless = {"max_new_tokens": 1900, "ignore_eos": True}
+        task = asyncio.create_task(client.generate(PROMPT, endless, on_tokens=lambda tokens: begun.set()))
+        await begun.wait()
+        # paused, it never ends by itself
+        await asyncio.to_thread(server.post, "/pause_generation", {"mode": "in_place"})
+        assert not await asyncio.to_thread(server.idle)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def listen() -> None:
+        async with EngineClient(
+            router_url, tokenizer=byte_tokenizer(), concurrency=2, timeout_s=60, worker_urls=[server.url]
+        ) as client:
+            generation = await client.generate(PROMPT, params, on_tokens=told.append)
+            whole = await asyncio.to_thread(server.generate, input_ids=PROMPT, sampling_params=params)
+            assert generation.tokens.tolist() == told[-1] == whole["output_ids"]
+            await leave(client)
+
+    try:
+        asyncio.run(listen())
+        wait_until(server.idle)
+        assert server.idle()
+    finally:
+        server.post("/continue_generation", {})
+    assert len(told) > 1
+    assert all(told[-1][: len(tokens)] == tokens for tokens in told)

@@ -47,13 +47,18 @@ class Gateway:
     @staticmethod
     @hookimpl
     def configure(args: argparse.Namespace) -> None:
-        """Refuse two agents, and an open door, before anything is started."""
+        """Refuse two agents, an open door, and a time that the core would not wait, before anything is started."""
         if args.gateway_agent is not None and args.gateway_command is not None:
             raise OptionError("name the agent once: --gateway-agent FILE.py or --gateway-command COMMAND.")
         if args.gateway_key_env is None and args.gateway_host != "localhost" and not _is_loopback(args.gateway_host):
             raise OptionError(
                 f"--gateway-host {args.gateway_host} can be reached from other machines; give programs that fetch "
                 "tasks a key with --gateway-key-env NAME."
+            )
+        if args.gateway_timeout_s >= args.generate_timeout_s:
+            raise OptionError(
+                f"--gateway-timeout-s {args.gateway_timeout_s:g} must be less than --generate-timeout-s "
+                f"{args.generate_timeout_s:g}, which would fail the sample; raise that one too."
             )
 
     @hookimpl

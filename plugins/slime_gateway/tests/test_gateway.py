@@ -425,6 +425,7 @@ async def test_a_program_is_given_the_address_that_it_came_by(start, playing, mo
         (["--gateway-timeout-s", "-1"], "above 0"),
         (["--gateway-port", "70000"], "65535"),
         (["--gateway-host", "0.0.0.0"], "--gateway-key-env"),
+        (["--gateway-timeout-s", "3600"], "--generate-timeout-s 3600"),
         (["--gateway-key-env", "SLIME_TEST_NO_SUCH_KEY"], "is not set"),
         (["--gateway-command", "true", "--gateway-agent", __file__], "name the agent once"),
     ],

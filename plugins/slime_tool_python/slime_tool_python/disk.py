@@ -9,26 +9,29 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 BLOCK_BYTES = 4096
 PERIOD_S = 0.1
+Hidden: TypeAlias = tuple[str, int]
+"""("process", its id) or ("file", its inode)."""
 SENT_FILES = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 """What the kernel says of a socket with open files that were sent and not received."""
 
 
 async def outgrown(directory: Path, most_bytes: int, jail: int) -> None:
     """Return when the processes below `jail` hold more than `most_bytes` in `directory`, or hide what they hold."""
-    hidden: set[int] = set()
+    hidden: set[Hidden] = set()
     while True:
         total, unseen = await asyncio.to_thread(_looked, directory, most_bytes, jail)
-        # a process is out of sight while it starts or ends, and a file while it is sent, but not for two looks
+        # a process is out of sight while it starts or ends, a file while it is sent or closed, but not for two looks
         if total > most_bytes or hidden & unseen:
             return
         hidden = unseen
         await asyncio.sleep(PERIOD_S)
 
 
-def _looked(directory: Path, most_bytes: int, jail: int) -> tuple[float, set[int]]:
+def _looked(directory: Path, most_bytes: int, jail: int) -> tuple[float, set[Hidden]]:
     deleted, unseen = _deleted_bytes(directory, jail)
     return deleted + _listed_bytes(directory, most_bytes), unseen
 
@@ -55,27 +58,26 @@ def _listed_bytes(directory: Path, most_bytes: int) -> float:
     return total
 
 
-def _deleted_bytes(directory: Path, jail: int) -> tuple[float, set[int]]:
-    """Bytes of the deleted files in use below the process `jail`, and the processes that do not show all of theirs.
+def _deleted_bytes(directory: Path, jail: int) -> tuple[int, set[Hidden]]:
+    """Bytes of the deleted files in use below the process `jail`, and what does not tell its size.
 
-    A deleted file that is mapped and no longer open does not tell its size, and counts as too much: Python keeps what
-    it maps open.
+    That is a process that does not show all its files, and a file that is mapped and not open: Python keeps open what
+    it maps.
     """
     held: dict[tuple[int, int], int] = {}
     mapped: set[int] = set()
-    unseen: set[int] = set()
+    unseen: set[Hidden] = set()
     for process in _processes_below(jail):
         try:
             files, all_shown = _deleted_and_open(process)
             held |= files
-            unseen |= set() if all_shown else {process}
+            unseen |= set() if all_shown else {("process", process)}
             mapped |= _deleted_and_mapped(process, directory)
         except PermissionError:
-            unseen |= {process} if _alive(process) else set()
+            unseen |= {("process", process)} if _alive(process) else set()
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
-    if mapped - {inode for _, inode in held}:
-        return math.inf, unseen
+    unseen |= {("file", inode) for inode in mapped - {inode for _, inode in held}}
     return sum(held.values()), unseen
 
 
