@@ -2,20 +2,7 @@
 # Watch a language model learn arithmetic by reinforcement on this machine: about two minutes on two cores, no GPU.
 #   scripts/quickstart.sh [--seed N]
 # Everything it makes is under .venv/ and runs/ of the repository; runs/latest is the run with the chart.
-set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-seed=1234
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --seed) seed=${2:?--seed needs a number}; shift 2 ;;
-    -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "error: unknown option $1; see scripts/quickstart.sh --help" >&2; exit 2 ;;
-  esac
-done
-"$root/scripts/install.sh"
-cd "$root"
-export PATH="$root/.venv/bin:$PATH"
-name=$(date +%Y%m%d-%H%M%S)-$$
+source "$(dirname "$0")/small_run.sh"
 data=runs/arithmetic-$seed
 
 echo "1/3  a tokenizer, an untrained model of 117 K parameters, questions and demonstrations"

@@ -1,5 +1,6 @@
 """What a plugin imports. Loads neither torch nor ray."""
 
+from slime_core import flag_types
 from slime_core.errors import DataError, EngineError, OptionError, PluginError, SlimeError
 from slime_core.hookspecs import CONTRACT_VERSION, hookimpl
 from slime_core.multi_turn import ToolResult, Turn, call_tools, split_turns, take_turns, turns_of
@@ -21,6 +22,7 @@ __all__ = [
     "TrainBatch",
     "Turn",
     "call_tools",
+    "flag_types",
     "hookimpl",
     "split_turns",
     "take_turns",

@@ -19,6 +19,14 @@ from urllib.parse import urlsplit
 import configargparse
 
 from slime_core.errors import OptionError
+from slime_core.flag_types import (
+    fraction,
+    non_negative,
+    non_negative_int,
+    positive,
+    positive_fraction,
+    positive_int,
+)
 from slime_core.plugins import Plugins, absolute_reference, installed, plugin_name
 
 ENV_PREFIX = "SLIME_"
@@ -271,64 +279,11 @@ def environment_entry(text: str) -> str:
     return text
 
 
-def positive_int(text: str) -> int:
-    """An integer of at least 1."""
-    if not text.strip().lstrip("+").isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
-def non_negative_int(text: str) -> int:
-    """An integer of at least 0."""
-    if not text.strip().lstrip("+").isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
-    return int(text)
-
-
-def fraction(text: str) -> float:
-    """A number from 0 to 1."""
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
-    return value
-
-
-def positive_fraction(text: str) -> float:
-    """A number above 0 and at most 1."""
-    value = _number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0 and at most 1")
-    return value
-
-
 def top_k(text: str) -> int:
     """-1, which is off, or an integer of at least 1."""
     if text.strip() != "-1" and (not text.strip().isdigit() or int(text) < 1):
         raise argparse.ArgumentTypeError(f"'{text}' is neither -1 (off) nor a whole number of at least 1")
     return int(text)
-
-
-def non_negative(text: str) -> float:
-    """A number of at least 0."""
-    value = _number(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0")
-    return value
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    value = _number(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
 
 
 # --- the flags --------------------------------------------------------------------------------------------------------

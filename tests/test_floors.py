@@ -13,6 +13,7 @@ FLOORS = {
     "hookspecs": 0,
     "errors": 0,
     "hostile": 0,
+    "flag_types": 0,
     "multi_turn": 0,
     "extra_keys": 0,
     "bound": 1,

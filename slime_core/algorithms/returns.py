@@ -98,9 +98,11 @@ def value_loss(
     Returns:
         The loss, same shape, and a bool tensor of the same shape: where the clipped branch holds.
     """
+    moved = values - old_values
     plain = (values - returns).square()
-    clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
-    return torch.maximum(plain, clipped), clipped.detach() > plain.detach()
+    clipped = (old_values + moved.clamp(-clip, clip) - returns).square()
+    # of a value that moved less, the two differ by rounding
+    return torch.maximum(plain, clipped), (moved.detach().abs() > clip) & (clipped.detach() > plain.detach())
 
 
 def _after(mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

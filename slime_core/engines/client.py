@@ -14,6 +14,7 @@ import aiohttp
 import numpy as np
 import orjson
 
+from slime_core.engines.event_stream import OnTokens, read_stream
 from slime_core.engines.model_dir import UNKNOWN_CONTEXT
 from slime_core.engines.requests import Requests
 from slime_core.errors import EngineError
@@ -113,6 +114,7 @@ class EngineClient:
         session_id: str | None = None,
         image_data: Sequence[str] | None = None,
         requests: Requests | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
         """Continue `tokens` (ids) under SGLang's sampling parameters.
 
@@ -120,6 +122,8 @@ class EngineClient:
             session_id: requests of one session go to the same engine, where the router can (`--router-policy manual`).
             image_data: data URIs or addresses of the prompt's images.
             requests: those that `abort` will stop together with this one; it answers with the tokens it has by then.
+            on_tokens: is told all tokens (ids) so far, as they come; the Generation goes on from them. When the engine
+                is lost meanwhile, the answer is what has come, as aborted.
 
         Raises:
             EngineError: when the engine refuses the request, or none answers in time.
@@ -134,7 +138,8 @@ class EngineClient:
         headers = {"X-SMG-Routing-Key": session_id} if session_id else {}
         requests = requests or Requests()
         async with self._slots:
-            answer = await self._post_until(f"{self.url}/generate", body, headers, requests, parse_generation)
+            url = f"{self.url}/generate"
+            answer = await self._post_until(url, body, headers, requests, parse_generation, on_tokens)
         generation = NOTHING_GENERATED if answer is None else answer
         requests.num_tokens += len(generation.tokens)
         return generation
@@ -201,6 +206,7 @@ class EngineClient:
         headers: dict[str, str],
         requests: Requests,
         parse: Callable[[dict[str, Any]], T],
+        on_tokens: OnTokens | None = None,
     ) -> T | None:
         """POST with retries until the deadline; None when the requests were stopped before, or nobody wants them."""
         deadline, backoff = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S
@@ -210,7 +216,7 @@ class EngineClient:
             self._num_running += 1
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    status, content = await self._post(url, body, headers)
+                    status, content = await self._post(url, body, headers, on_tokens)
                 if status == 200:
                     return await self._parsed(content, requests, parse)
                 problem = f"HTTP {status}: {_message(content)}"
@@ -236,16 +242,21 @@ class EngineClient:
             await asyncio.sleep(0)
             return None if requests.discarded else parse(orjson.loads(content))
 
-    async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, bytes]:
+    async def _post(
+        self, url: str, body: dict[str, Any], headers: dict[str, str], on_tokens: OnTokens | None = None
+    ) -> tuple[int, bytes]:
+        """Status and content; of a stream, which `on_tokens` asks for, its last event."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
             # The deadline is ours; proxies of the environment are not for a cluster's own servers.
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
-        data = orjson.dumps(body)
+        data = orjson.dumps(body if on_tokens is None else {**body, "stream": True})
         async with self._session.post(
             url, data=data, headers={"Content-Type": "application/json", **headers}
         ) as answer:
+            if on_tokens is not None and answer.status == 200:
+                return 200, await read_stream(answer, on_tokens)
             return answer.status, await answer.read()
 
 

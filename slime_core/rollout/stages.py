@@ -21,6 +21,8 @@ from slime_core.rollout.tally import Tally
 from slime_core.rollout.underway import Underway
 from slime_core.types import Drop, Group, Sample, Status
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -127,7 +129,11 @@ class Stages:
         for sample in made:
             if sample.status is Status.FAILED:
                 self.tally.failed["generate"] += 1
-                self.tally.first_failure = self.tally.first_failure or f"generate failed: {sample.failure}"
+                if not self.tally.first_failure:
+                    self.tally.first_failure = f"generate failed: {sample.failure}"
+                    logger.warning(
+                        "%s (sample %d); further failures are counted", self.tally.first_failure, sample.index
+                    )
 
     def _count(self, finished: Group) -> None:
         self.tally.num_samples += len(finished)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from slime_core.errors import OptionError
-from slime_core.options import Options, non_negative, parse, positive_int
+from slime_core.flag_types import non_negative, positive_int
+from slime_core.options import Options, parse
 from slime_core.score.grading import graded
 from slime_core.score.report import Report
 from slime_core.score.rows import read_rows

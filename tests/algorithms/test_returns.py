@@ -92,6 +92,13 @@ def test_value_loss_is_the_larger_square(rows, clip):
             assert clipped[i].item() == (bounded > (v - g) ** 2)
 
 
+def test_a_value_that_moved_no_further_than_the_clip_is_not_clipped():
+    # old + (new - old) is new up to rounding, by which its square may be the larger
+    generator = torch.Generator().manual_seed(0)
+    new, old, returns = (0.2 * torch.rand(1000, generator=generator) - 0.1 for _ in range(3))
+    assert not value_loss(new, old, returns, 0.3)[1].any()
+
+
 def test_the_value_losss_gradient_is_that_of_finite_differences():
     values = torch.tensor([0.3, 1.4, -0.8], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([0.0, 1.5, 0.0], dtype=torch.float64)

@@ -79,6 +79,83 @@ def test_an_answer_that_is_not_sglangs_is_refused(answer):
         parse_generation(answer)
 
 
+def streamed(*counts: int, finish: dict | None = None) -> list[bytes]:
+    """Events of a captured answer: its first tokens, as many as each count says; the last ends for `finish`."""
+    events = []
+    for number, count in enumerate(counts, 1):
+        answer = captured("generate_greedy_logprob")
+        meta = answer["meta_info"]
+        meta["output_token_logprobs"] = meta["output_token_logprobs"][:count]
+        meta["completion_tokens"] = count
+        meta["finish_reason"] = finish if number == len(counts) else None
+        events.append(b"data: " + json.dumps(answer).encode() + b"\n\n")
+    return events
+
+
+def says(*answers: list[bytes]) -> tuple[Handler, list[dict]]:
+    """A handler that gives these chunks, answer after answer, and breaks the connection off behind each; the bodies."""
+    bodies: list[dict] = []
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for chunk in answers[len(bodies) - 1]:
+            await response.write(chunk)
+            await asyncio.sleep(0.01)
+        if request.transport is not None:
+            request.transport.close()
+        return response
+
+    return generate, bodies
+
+
+async def test_a_stream_tells_tokens_as_they_come_and_gives_the_whole_answer():
+    length = {"type": "length", "length": 8}
+    *begun, last = streamed(1, 3, 8, finish=length)
+    cut = len(last) // 2
+    handler, bodies = says([*begun, last[:cut], last[cut:], b"data: [DONE]\n\n"])
+    told: list[list[int]] = []
+    async with scripted_server(handler) as url, client_of(url) as client:
+        generation = await client.generate([1], {}, on_tokens=told.append)
+    expected = captured("generate_greedy_logprob")["output_ids"]
+    assert told == [expected[:1], expected[:3], expected]
+    assert (generation.tokens.tolist(), generation.status) == (expected, Status.TRUNCATED)
+    assert bodies[0]["stream"] is True
+
+
+async def test_a_stream_that_breaks_off_is_an_aborted_answer_and_not_begun_again():
+    handler, bodies = says(streamed(2, 5))
+    async with scripted_server(handler) as url, client_of(url) as client:
+        generation = await client.generate([1], {}, on_tokens=lambda tokens: None)
+    assert (len(generation.tokens), len(generation.logprobs), generation.status) == (5, 5, Status.ABORTED)
+    assert len(bodies) == 1
+
+
+@pytest.mark.parametrize("broken", [[], streamed(0), [b'data: {"error": {"message": "no memory", "code": 500}}\n\n']])
+async def test_a_stream_that_breaks_off_before_its_first_token_is_asked_again(broken):
+    handler, bodies = says(broken, streamed(4, 8, finish={"type": "stop", "matched": 1}))
+    async with scripted_server(handler) as url, client_of(url) as client:
+        generation = await client.generate([1], {}, on_tokens=lambda tokens: None)
+    assert (len(generation.tokens), generation.status, len(bodies)) == (8, Status.COMPLETED, 2)
+
+
+async def test_a_refusal_within_a_stream_is_passed_on_at_once():
+    handler, bodies = says([b'data: {"error": {"message": "top_p must be in (0, 1]"}}\n\n'])
+    async with scripted_server(handler) as url, client_of(url) as client:
+        with pytest.raises(EngineError, match=r"refused a request \(top_p must be"):
+            await client.generate([1], {}, on_tokens=lambda tokens: None)
+    assert len(bodies) == 1
+
+
+async def test_a_stream_in_pieces_is_refused_by_name():
+    event = streamed(3)[0].replace(b'"completion_tokens": 3', b'"completion_tokens": 6')
+    handler, _ = says([event])
+    async with scripted_server(handler) as url, client_of(url) as client:
+        with pytest.raises(EngineError, match="--incremental-streaming-output"):
+            await client.generate([1], {}, on_tokens=lambda tokens: None)
+
+
 async def test_a_refusal_is_passed_on_at_once_with_the_servers_words():
     calls = 0
 

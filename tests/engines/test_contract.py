@@ -182,12 +182,73 @@ def test_abort_all(server: Server, wait_until: WaitUntil) -> None:
     wait_until(server.idle)
 
 
-def test_disconnect_aborts(server: Server, wait_until: WaitUntil) -> None:
+def stream_of(server: Server, **body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """Ask for a stream; the connection, and what comes."""
+    address = urlsplit(server.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
+    body = {"input_ids": PROMPT, "return_logprob": True, "stream": True} | body
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def events_of(answer: http.client.HTTPResponse) -> list[str]:
+    lines = [line.decode().rstrip("\n") for line in answer]
+    assert all(line.startswith("data: ") for line in lines if line)
+    return [line.removeprefix("data: ") for line in lines if line]
+
+
+def test_a_stream_tells_all_so_far_in_every_event_and_the_whole_answer_in_the_last(server: Server) -> None:
+    whole = server.generate(input_ids=PROMPT, sampling_params=GREEDY, return_logprob=True)
+    connection, answer = stream_of(server, sampling_params=GREEDY)
+    *events, done = events_of(answer)
+    connection.close()
+    assert (answer.status, done) == (200, "[DONE]")
+    assert answer.getheader("Content-Type", "").startswith("text/event-stream")
+    steps = [json.loads(event) for event in events]
+    assert len(steps) > 1
+    for step in steps:
+        meta = step["meta_info"]
+        tokens = [token for _, token, _ in meta["output_token_logprobs"]]
+        assert tokens == whole["output_ids"][: meta["completion_tokens"]]
+        assert (meta["finish_reason"] is None) == (step is not steps[-1])
+    last = steps[-1]
+    assert (last["text"], last["meta_info"]["finish_reason"]) == (whole["text"], whole["meta_info"]["finish_reason"])
+    expected = [logprob for logprob, _, _ in whole["meta_info"]["output_token_logprobs"]]
+    assert [logprob for logprob, _, _ in last["meta_info"]["output_token_logprobs"]] == pytest.approx(
+        expected, abs=1e-4
+    )
+    assert last["meta_info"]["weight_versions"] == whole["meta_info"]["weight_versions"]
+
+
+def test_an_aborted_stream_ends_with_what_it_has(server: Server) -> None:
+    connection, answer = stream_of(server, sampling_params=LONG, rid="streaming")
+    assert answer.readline().startswith(b"data: ")
+    assert server.post("/abort_request", {"rid": "streaming"}) == (200, "")
+    *_, last, done = events_of(answer)
+    connection.close()
+    meta = json.loads(last)["meta_info"]
+    assert (meta["finish_reason"]["type"], done) == ("abort", "[DONE]")
+    assert 0 < len(meta["output_token_logprobs"]) == meta["completion_tokens"] < 1000
+
+
+def test_a_bad_request_for_a_stream_is_refused(server: Server) -> None:
+    connection, answer = stream_of(server, sampling_params={"top_p": 0})
+    if answer.status == 200:  # SGLang has begun the stream before it looks
+        refusal, *_ = events_of(answer)
+    else:
+        assert answer.status == 400
+        refusal = answer.read().decode()
+    assert "top_p" in json.loads(refusal)["error"]["message"]
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_disconnect_aborts(server: Server, wait_until: WaitUntil, stream: bool) -> None:
     if server.real:
         pytest.skip("SGLang ends a paused request only when it goes on, where it might have ended by itself")
     address = urlsplit(server.url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port)
-    body = json.dumps({"input_ids": PROMPT, "sampling_params": LONG, "rid": "gone"})
+    body = json.dumps({"input_ids": PROMPT, "sampling_params": LONG, "rid": "gone", "stream": stream})
     connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
     wait_until(lambda: not server.idle())
     # paused, it never ends by itself

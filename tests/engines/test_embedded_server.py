@@ -68,7 +68,8 @@ def test_announces_its_port_and_stops_promptly_while_busy(
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"input_ids": PROMPT, "stream": True}, "stream"),
+        ({"input_ids": [PROMPT, PROMPT], "stream": True}, "stream"),
+        ({"input_ids": PROMPT, "sampling_params": {"n": 2}, "stream": True}, "stream"),
         ({"input_ids": PROMPT, "top_logprobs_num": 2}, "top_logprobs_num"),
         ({"input_ids": PROMPT, "image_data": ["data:image/png;base64,AA"]}, "image_data"),
         ({"input_ids": PROMPT, "sampling_params": {"regex": "a+"}}, "regex"),

@@ -107,7 +107,7 @@ async def test_what_a_generator_does_to_its_parameters_stays_with_its_sample(mak
 
 
 async def test_samples_that_a_generator_fails_are_counted_and_stop_the_run_with_the_reason(
-    make_args, open_manager, plugin_file
+    make_args, open_manager, plugin_file, caplog
 ):
     failing = plugin_file(
         "failing",
@@ -117,6 +117,8 @@ async def test_samples_that_a_generator_fails_are_counted_and_stop_the_run_with_
         with pytest.raises(RolloutError, match=r"more than --max-reward-failure-rate 0\.5 .*the sandbox is gone"):
             await manager.rollout(0)
         assert manager.progress().failed["generate"] > 2
+    (told,) = [message for message in caplog.messages if "generate failed: the sandbox is gone" in message]
+    assert "further failures are counted" in told
 
 
 async def test_a_row_may_name_its_generator(make_args, write_rows, open_manager, plugin_file):

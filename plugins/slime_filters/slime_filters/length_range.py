@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from statistics import fmean
 
-from slime_core import Drop, Group, OptionError, hookimpl
-from slime_filters.scores import add_spare_option, count
+from slime_core import Drop, Group, OptionError, flag_types, hookimpl
+from slime_filters.scores import add_spare_option
 
 
 @hookimpl
 def add_options(parser: argparse._ArgumentGroup) -> None:
     """The filter's flags."""
-    parser.add_argument("--length-range-min", type=count, metavar="N", help="fewest response tokens")
-    parser.add_argument("--length-range-max", type=count, metavar="N", help="most response tokens")
+    parser.add_argument(
+        "--length-range-min", type=flag_types.non_negative_int, metavar="N", help="fewest response tokens"
+    )
+    parser.add_argument(
+        "--length-range-max", type=flag_types.non_negative_int, metavar="N", help="most response tokens"
+    )
     parser.add_argument(
         "--length-range-of",
         choices=["mean", "each"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from slime_core import Drop, Group, Status, hookimpl
-from slime_filters.scores import add_spare_option, fraction
+from slime_core import Drop, Group, Status, flag_types, hookimpl
+from slime_filters.scores import add_spare_option
 
 
 @hookimpl
@@ -13,7 +13,7 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
     """The filter's flags."""
     parser.add_argument(
         "--not-truncated-max-fraction",
-        type=fraction,
+        type=flag_types.fraction,
         default=0.0,
         metavar="X",
         help="truncated samples that a group may have",

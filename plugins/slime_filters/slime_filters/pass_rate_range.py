@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from slime_core import Drop, Group, OptionError, hookimpl
+from slime_core import Drop, Group, OptionError, flag_types, hookimpl
 from slime_filters.scores import (
     TOLERANCE,
     add_reward_option,
     add_spare_option,
     add_threshold_option,
-    fraction,
     rewards_of,
 )
 
@@ -19,10 +18,18 @@ from slime_filters.scores import (
 def add_options(parser: argparse._ArgumentGroup) -> None:
     """The filter's flags; with the defaults only groups that are all wrong or all right go."""
     parser.add_argument(
-        "--pass-rate-range-min", type=fraction, default=0.001, metavar="X", help="smallest share of correct samples"
+        "--pass-rate-range-min",
+        type=flag_types.fraction,
+        default=0.001,
+        metavar="X",
+        help="smallest share of correct samples",
     )
     parser.add_argument(
-        "--pass-rate-range-max", type=fraction, default=0.999, metavar="X", help="largest share of correct samples"
+        "--pass-rate-range-max",
+        type=flag_types.fraction,
+        default=0.999,
+        metavar="X",
+        help="largest share of correct samples",
     )
     add_threshold_option(parser, "pass-rate-range")
     add_reward_option(parser, "pass-rate-range")

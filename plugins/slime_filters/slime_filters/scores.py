@@ -20,24 +20,6 @@ def rewards_of(samples: Group, name: str | None) -> list[float]:
     return [reward for sample in samples if (reward := reward_of(sample, name)) is not None]
 
 
-def fraction(text: str) -> float:
-    """A flag's number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
-    return value
-
-
-def count(text: str) -> int:
-    """A flag's whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
-    return int(text)
-
-
 def add_reward_option(parser: argparse._ArgumentGroup, plugin: str) -> None:
     """The flag `--<plugin>-reward`."""
     parser.add_argument(

@@ -39,6 +39,7 @@ class AgentProcess:
         self._running: dict[str, OnEnd] = {}
         self._numbers = itertools.count()
         self._reading: asyncio.Task[None] | None = None
+        self._logging: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
     @property
@@ -92,18 +93,25 @@ class AgentProcess:
     async def _launch(self) -> None:
         if self._reading is not None:
             await self._reading
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "slime_gateway.worker",
-            *self._words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            cwd=self._directory,
-            env={**os.environ, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"},
-            start_new_session=True,
-            limit=LONGEST_LINE_BYTES,
-        )
+        # not a pipe of asyncio's: for what an agent has left running that holds it open, `wait` would wait
+        printed, printing = os.pipe()
+        self._logging = asyncio.create_task(_log(printed))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "slime_gateway.worker",
+                *self._words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=printing,
+                cwd=self._directory,
+                env={**os.environ, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"},
+                start_new_session=True,
+                limit=LONGEST_LINE_BYTES,
+            )
+        finally:
+            os.close(printing)
         self._process = process
         try:
             line = await process.stdout.readline() if process.stdout is not None else b""
@@ -134,6 +142,18 @@ class AgentProcess:
     def _send(self, message: dict[str, object]) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+
+async def _log(printed: int) -> None:
+    """Write what agents print to the log, until nobody can print any more."""
+    lines = asyncio.StreamReader(limit=LONGEST_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(printed, "rb"))
+    try:
+        while line := await lines.readline():
+            logger.info("agent: %s", line.decode(errors="replace").rstrip())
+    finally:
+        pipe.close()
 
 
 def _outcome(said: dict[str, object]) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_gateway.chat import ChatRequest, Message, Refusal, Reply, normalized, text_of
-from slime_gateway.openai_api import MODEL, max_tokens_of, object_of, pieces, stop_of
+from slime_gateway.openai_api import MODEL, max_tokens_of, object_of, pieces, stop_of, untold
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 IGNORED_BLOCKS = ("thinking", "redacted_thinking")
@@ -104,18 +104,23 @@ def first_event(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "message_start", "message": {**message, "usage": {"input_tokens": 0, "output_tokens": 0}}}
 
 
-def events(body: dict[str, Any], reply: Reply) -> Iterator[dict[str, Any]]:
-    """The events of a stream, behind the first."""
+def text_events(piece: str, first: bool) -> Iterator[dict[str, Any]]:
+    """A piece of the text, which is always the first block of an answer."""
+    if first:
+        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}}
+
+
+def last_events(body: dict[str, Any], reply: Reply, told: str) -> Iterator[dict[str, Any]]:
+    """The events that end a stream, behind the text that was told."""
     whole = answer(body, reply)
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
-            empty: dict[str, Any] = {"type": "text", "text": ""}
-            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+            for number, piece in enumerate(pieces(untold(reply, told)) or [""]):
+                yield from text_events(piece, first=not told and number == 0)
         else:
-            empty = {**block, "input": {}}
-            deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
-        yield {"type": "content_block_start", "index": index, "content_block": empty}
-        for delta in deltas:
+            yield {"type": "content_block_start", "index": index, "content_block": {**block, "input": {}}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
     yield {"type": "message_delta", "delta": _stop(reply), "usage": whole["usage"]}

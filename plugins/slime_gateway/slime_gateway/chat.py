@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 
+TOOL_CALL_BEGIN = "<tool_call>"
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 KEPT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What a chat template may look at; clients send more (`refusal`, `annotations`, ...)."""
@@ -194,14 +195,14 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
 
     Where any call is malformed, the whole answer is text and the agent decides what to make of it.
     """
-    if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
+    if text.rfind(TOOL_CALL_BEGIN) > text.rfind("</tool_call>"):
         return text, []  # an answer that only opens would be searched to its end at every opening
     bodies = TOOL_CALL.findall(text)
     calls = [_parsed_call(body) for body in bodies]
     whole = [call for call in calls if call is not None]
-    if not whole or len(whole) < text.count("<tool_call>"):
+    if not whole or len(whole) < text.count(TOOL_CALL_BEGIN):
         return text, []
-    return TOOL_CALL.sub("", text).strip(), whole
+    return TOOL_CALL.sub("", text).rstrip(), whole
 
 
 def _parsed_call(body: str) -> ToolCall | None:

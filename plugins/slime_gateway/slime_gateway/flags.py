@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
+
+from slime_core import flag_types
 
 DEFAULT_FUNCTION = "agent"
 
@@ -29,9 +30,15 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="where agents run; by default where the run was started",
     )
-    parser.add_argument("--gateway-num-processes", type=_count, default=1, metavar="N", help="that agents run in")
-    parser.add_argument("--gateway-max-turns", type=_count, default=64, metavar="N", help="requests of one agent")
-    parser.add_argument("--gateway-timeout-s", type=_seconds, default=1800.0, metavar="S", help="for one agent")
+    parser.add_argument(
+        "--gateway-num-processes", type=flag_types.positive_int, default=1, metavar="N", help="that agents run in"
+    )
+    parser.add_argument(
+        "--gateway-max-turns", type=flag_types.positive_int, default=64, metavar="N", help="requests of one agent"
+    )
+    parser.add_argument(
+        "--gateway-timeout-s", type=flag_types.positive, default=1800.0, metavar="S", help="for one agent"
+    )
     parser.add_argument("--gateway-host", default="127.0.0.1", metavar="ADDRESS", help="to listen on")
     parser.add_argument(
         "--gateway-port", type=_port, default=0, metavar="PORT", help="to listen on; 0 is any that is free"
@@ -57,23 +64,7 @@ def _absolute(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is not a port, a number from 0 to 65535")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time in seconds above 0")
-    return seconds

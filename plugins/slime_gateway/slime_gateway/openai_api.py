@@ -107,10 +107,17 @@ def stream_head(body: dict[str, Any]) -> dict[str, Any]:
     return _head(body, "chat.completion.chunk")
 
 
-def events(body: dict[str, Any], head: dict[str, Any], reply: Reply, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """The events of a stream, behind the first."""
-    for piece in pieces(reply.content):
-        yield {**head, "choices": [_delta({"content": piece})]}
+def text_event(head: dict[str, Any], piece: str) -> dict[str, Any]:
+    """A piece of the content."""
+    return {**head, "choices": [_delta({"content": piece})]}
+
+
+def last_events(
+    body: dict[str, Any], head: dict[str, Any], reply: Reply, told: str, tokenizer: Any
+) -> Iterator[dict[str, Any]]:
+    """The events that end a stream, behind the content that was told."""
+    for piece in pieces(untold(reply, told)):
+        yield text_event(head, piece)
     if reply.tool_calls:
         calls = [{"index": i, **call} for i, call in enumerate(_tool_calls(reply))]
         yield {**head, "choices": [_delta({"tool_calls": calls})]}
@@ -120,10 +127,14 @@ def events(body: dict[str, Any], head: dict[str, Any], reply: Reply, tokenizer: 
         yield {**head, "choices": [], "usage": _usage(reply)}
 
 
-def pieces(text: str, size: int = 64) -> Iterator[str]:
+def untold(reply: Reply, told: str) -> str:
+    """The content behind what was told of it."""
+    return reply.content.removeprefix(told) if reply.content.startswith(told) else ""
+
+
+def pieces(text: str, size: int = 64) -> list[str]:
     """A text in pieces, for streams."""
-    for start in range(0, len(text), size):
-        yield text[start : start + size]
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def error(refusal: Refusal) -> dict[str, Any]:

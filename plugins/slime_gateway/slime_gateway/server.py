@@ -103,11 +103,15 @@ class Server:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         await response.write(stream.opening)
-        generating = asyncio.ensure_future(session.generate(turn, asked))
+        texts: asyncio.Queue[str | None] = asyncio.Queue()
+        generating = asyncio.ensure_future(session.generate(turn, asked, texts.put_nowait))
+        generating.add_done_callback(lambda _: texts.put_nowait(None))
+        told = ""
         try:
-            while not (await asyncio.wait({generating}, timeout=KEEP_ALIVE_S))[0]:
-                await response.write(stream.ping)
-            for chunk in stream.closing(generating.result(), self._tokenizer):
+            while (piece := await _next_text(texts)) is not None:
+                await response.write(stream.text(piece, first=not told) if piece else stream.ping)
+                told += piece
+            for chunk in stream.closing(generating.result(), told, self._tokenizer):
                 await response.write(chunk)
         except Refusal as refusal:
             await response.write(stream.error(refusal))
@@ -192,8 +196,19 @@ class Server:
             except web.HTTPRequestEntityTooLarge:
                 too_large = Refusal(413, "too_large", f"a request has at most {LARGEST_REQUEST_BYTES} bytes")
                 return _json_response(api.error(too_large), status=413)
+            except ConnectionResetError:  # nobody hears the answer any more
+                return web.Response()
 
         return handled
+
+
+async def _next_text(texts: asyncio.Queue[str | None]) -> str | None:
+    """The next piece of an answer; empty when none came in time, None at the end."""
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_S):
+            return await texts.get()
+    except TimeoutError:
+        return ""
 
 
 def _key_of(request: web.Request) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from slime_gateway.chat import (
     reply_message,
 )
 from slime_gateway.outcome import Outcome
+from slime_gateway.telling import Telling
 from slime_gateway.trajectory import Trajectories, Trajectory, Turn
 
 MAX_ABORTS = 3
@@ -181,14 +183,18 @@ class Session:
         """The request with the run's own arguments for the chat template, under those it brings."""
         return replace(request, template_kwargs={**self._template_kwargs, **request.template_kwargs})
 
-    async def generate(self, turn: Turn, request: ChatRequest) -> Reply:
+    async def generate(self, turn: Turn, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> Reply:
         """Let the model write the turn. A turn that fails or is cancelled is forgotten.
+
+        Args:
+            on_text: is told the answer's content, piece by piece while the model writes it, but for its end.
 
         Raises:
             Refusal: when the session ends meanwhile, or the engine fails.
         """
+        telling = None if on_text is None else Telling(self._tokenizer, self._turn_ends, request, on_text)
         try:
-            await self._write(turn, request)
+            await self._write(turn, request, telling)
         except BaseException:
             self.trajectories.undo(turn)
             raise
@@ -208,7 +214,7 @@ class Session:
         if self._over.is_set():
             raise Refusal(410, "session_over", "this session is over; its samples are on their way to training")
 
-    async def _write(self, turn: Turn, request: ChatRequest) -> None:
+    async def _write(self, turn: Turn, request: ChatRequest, telling: Telling | None) -> None:
         num_aborts = 0
         while True:
             await self._has_engine.wait()
@@ -222,7 +228,11 @@ class Session:
             if params["max_new_tokens"] <= 0:  # nothing is left of a turn that was aborted and comes back
                 turn.sample.status = Status.TRUNCATED
                 return
-            asked = engine.generate(turn.sample.tokens, params, session_id=self.prototype.session_id)
+            streams: dict[str, Any] = {}
+            if telling is not None:
+                begun = turn.generated
+                streams["on_tokens"] = lambda tokens, begun=begun: telling.read([*begun, *tokens])
+            asked = engine.generate(turn.sample.tokens, params, session_id=self.prototype.session_id, **streams)
             generation = await self._unless_over(asyncio.ensure_future(asked))
             generation = self.trajectories.up_to_stop(turn, generation, params["stop"])
             turn.extend(generation)

@@ -133,6 +133,7 @@ async def serve(agent: Agent, answers: BinaryIO) -> None:
             number = message["start"]
             running = {key: task for key, task in running.items() if not task.done()}
             running[number] = asyncio.create_task(_run(agent, number, Task(**message["task"]), answers))
+            await asyncio.sleep(0)  # a thousand that begin in one turn of the loop would hold it for seconds
         elif message["cancel"] in running:
             running[message["cancel"]].cancel()
     for task in running.values():

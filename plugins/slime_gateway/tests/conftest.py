@@ -58,7 +58,8 @@ Say = Callable[[list[int]], Sequence[int]]
 class PlayedEngine:
     """Says what `say` makes of the tokens so far, each token at log-prob -(position) under weight `version`.
 
-    While `held` it answers nothing; `stop` lets requests that wait come back ABORTED with `num_partial` tokens.
+    While held it tells a stream its first `num_partial` tokens, and others nothing; `stop` lets requests that wait come
+    back ABORTED with as many.
     """
 
     def __init__(self, tokenizer: Any, say: Say) -> None:
@@ -95,7 +96,12 @@ class PlayedEngine:
         self._free.set()
 
     async def generate(
-        self, tokens: Any, sampling_params: dict[str, Any], *, session_id: str | None = None
+        self,
+        tokens: Any,
+        sampling_params: dict[str, Any],
+        *,
+        session_id: str | None = None,
+        on_tokens: Callable[[list[int]], None] | None = None,
     ) -> Generation:
         ids = [int(token) for token in tokens]
         if self.stopped:
@@ -104,15 +110,20 @@ class PlayedEngine:
         self.session_ids.append(session_id)
         if self.hold_after == len(self.requests) - 1:
             self.hold()
+        said = list(self._say(ids))
         self.under_way += 1
         try:
+            if on_tokens is not None and not self._free.is_set():
+                on_tokens(said[: self.num_partial])
             await self._free.wait()
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
         finally:
             self.under_way -= 1
-        said = list(self._say(ids))
+        if on_tokens is not None and not self.stopped:
+            for count in range(1, len(said) + 1):
+                on_tokens(said[:count])
         if self.stopped:
             return self._generation(ids, said[: self.num_partial], "abort")
         limit = sampling_params["max_new_tokens"]

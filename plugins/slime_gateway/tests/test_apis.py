@@ -71,15 +71,17 @@ def test_any_text_has_calls_or_is_text(text):
 
 
 @pytest.mark.parametrize("api", [OPENAI, ANTHROPIC], ids=["openai", "anthropic"])
-@given(content=st.text(), finish=st.sampled_from(["stop", "length"]))
-def test_a_stream_says_what_the_whole_answer_says(tokenizer, api, content, finish):
-    reply = Reply(content, [], finish, None, [1, 2], [-1.0, -2.0], 3, content)
+@given(told=st.text(), rest=st.text(), finish=st.sampled_from(["stop", "length"]))
+def test_a_stream_says_what_the_whole_answer_says(tokenizer, api, told, rest, finish):
+    reply = Reply(told + rest, [], finish, None, [1, 2], [-1.0, -2.0], 3, told + rest)
     body = {"model": "m"}
     whole = api.answer(body, reply, tokenizer)
+    stream = api.stream(body)
+    begun = [stream.text(piece, first=number == 0) for number, piece in enumerate(told)]
     said = ""
-    for chunk in api.stream(body).closing(reply, tokenizer):
-        data = chunk.decode().rpartition("data: ")[2].strip()
-        if data != "[DONE]":
+    for event in b"".join([*begun, *stream.closing(reply, told, tokenizer)]).decode().split("\n\n"):
+        data = event.rpartition("data: ")[2].strip()
+        if data and data != "[DONE]":
             event = json.loads(data)
             said += event.get("delta", {}).get("text", "") if api is ANTHROPIC else ""
             said += "".join(c["delta"].get("content", "") for c in event.get("choices", []))

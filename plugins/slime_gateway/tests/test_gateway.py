@@ -161,6 +161,14 @@ async def test_an_agent_that_cannot_be_loaded_stops_the_run(start, playing, sour
     assert words in str(error.value)
 
 
+async def test_what_agents_print_is_logged(start, playing, caplog):
+    source = ASK + "async def agent(task):\n    await ask(task)\n    print('looked up é')\n    raise KeyError('x')\n"
+    with caplog.at_level("INFO", "slime_gateway"):
+        await generate(start(source), playing("x"))
+        await until(lambda: "agent: KeyError: 'x'" in caplog.messages)
+    assert "agent: looked up é" in caplog.messages
+
+
 async def test_an_agent_that_never_ends_is_ended_and_what_it_did_is_kept(start, playing):
     source = ASK + "import asyncio\nasync def agent(task):\n    await ask(task)\n    await asyncio.sleep(1000)\n"
     (sample,) = await generate(start(source, "--gateway-timeout-s", "2"), playing("x"))

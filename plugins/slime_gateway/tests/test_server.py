@@ -259,6 +259,76 @@ async def test_an_anthropic_client_hears_what_is_wrong(serve):
         )
 
 
+# --- streams while the model writes -----------------------------------------------------------------------------------
+async def told(stream, text: str) -> None:
+    """Read an OpenAI stream until it has said this, and no more."""
+    heard = ""
+    while heard != text:
+        assert text.startswith(heard)
+        chunk = await anext(stream)
+        heard += chunk.choices[0].delta.content or ""
+
+
+async def test_an_openai_stream_tells_the_text_while_the_model_writes(serve, tokenizer):
+    place = await serve("four and more")
+    place.engine.hold()
+    place.engine.num_partial = 4
+    asked = {"model": "any", "messages": [{"role": "user", "content": "2+2?"}]}
+    stream = aiter(await place.openai.chat.completions.create(**asked, stream=True))
+    await told(stream, "four")
+    assert place.engine.under_way == 1
+    place.engine.release()
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == " and more"
+    messages = [*asked["messages"], {"role": "assistant", "content": "four and more"}, {"role": "user", "content": "?"}]
+    await place.openai.chat.completions.create(model="any", messages=messages)
+    (sample,) = await place.samples()
+    assert tokenizer.decode(sample.tokens).count("four and more<|im_end|>") == 2
+    assert place.session.trajectories.counts == {}
+
+
+async def test_a_stream_keeps_a_begun_tool_call_to_itself(serve):
+    place = await serve("let me see " + CALL)
+    place.engine.hold()
+    place.engine.num_partial = len("let me see <tool_call>{")
+    asked = {"model": "any", "messages": [{"role": "user", "content": "tea?"}], "tools": [OPENAI_TOOL]}
+    stream = aiter(await place.openai.chat.completions.create(**asked, stream=True))
+    await told(stream, "let me see")
+    place.engine.release()
+    rest = [chunk.choices[0].delta async for chunk in stream]
+    assert not any(delta.content for delta in rest)
+    (call,) = [call for delta in rest for call in delta.tool_calls or ()]
+    assert json.loads(call.function.arguments) == {"q": "tea"}
+
+
+async def test_an_anthropic_stream_tells_the_text_while_the_model_writes(serve):
+    place = await serve("let me see " + CALL)
+    place.engine.hold()
+    place.engine.num_partial = len("let me")
+    asked = {"model": "any", "max_tokens": 500, "messages": [{"role": "user", "content": "tea?"}]}
+    async with place.anthropic.messages.stream(**asked, tools=[ANTHROPIC_TOOL]) as stream:
+        assert await anext(aiter(stream.text_stream)) == "let me"
+        assert place.engine.under_way == 1
+        place.engine.release()
+        final = await stream.get_final_message()
+    assert [block.type for block in final.content] == ["text", "tool_use"]
+    assert (final.content[0].text, final.content[1].input) == ("let me see", {"q": "tea"})
+
+
+async def test_an_agent_that_disconnects_while_it_is_told_aborts_its_request(serve):
+    place = await serve("never heard to its end")
+    place.engine.hold()
+    place.engine.num_partial = 5
+    stream = await place.openai.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "go"}], stream=True
+    )
+    await told(aiter(stream), "never")
+    await stream.close()
+    while not place.engine.num_cancelled or place.session.trajectories.all:
+        await asyncio.sleep(0.005)
+    (sample,) = await place.samples()
+    assert (sample.status, sample.response_length) == (Status.FAILED, 0)
+
+
 # --- agents that go away ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_that_disconnects_while_the_model_writes_leaves_nothing_behind(serve, stream):
@@ -285,7 +355,7 @@ async def test_an_agent_that_disconnects_in_the_midst_of_a_stream_and_asks_again
     place = await serve([*tokenizer.encode("x"), tokenizer.eos_token_id], "again")
     first = place.session.generate
 
-    async def lengthened(turn, request):
+    async def lengthened(turn, request, on_text=None):
         reply = await first(turn, request)
         return reply if reply.content != "x" else type(reply)(**{**vars(reply), "content": long})
 

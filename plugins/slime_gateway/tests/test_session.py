@@ -339,6 +339,25 @@ async def test_an_aborted_turn_goes_on_in_the_next_round_with_the_new_weights(pl
     assert second.requests[0][0] == waiting.tokens.tolist()
 
 
+async def test_a_turn_that_goes_on_in_the_next_round_is_told_once(playing, make_session, asking):
+    session, first, told = make_session(), playing("one STOP and more"), []
+    first.num_partial = len("one ST")
+    request = asking("go", stop=["STOP"])
+    running = asyncio.create_task(session.run(first, session.prototype))
+    first.hold()
+    answer = asyncio.create_task(session.generate(await session.begin(request), request, told.append))
+    while not first.under_way:
+        await asyncio.sleep(0)
+    assert told == ["one "]
+    first.stop()
+    (waiting,) = await running
+    running = asyncio.create_task(session.run(playing("ART and more"), waiting))
+    reply = await answer
+    assert "".join(told) == reply.content == "one START and more"
+    session.end(Outcome())
+    await running
+
+
 async def test_a_stop_string_that_an_abort_cut_in_two_ends_the_turn(playing, make_session, asking, tokenizer):
     session, first = make_session(), playing("one STOP and more")
     first.num_partial = len("one ST")

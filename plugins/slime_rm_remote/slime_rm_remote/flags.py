@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from slime_core import OptionError
+from slime_core import OptionError, flag_types
 from slime_rm_remote.service import Service, ServiceOptions, auth_headers
 
 
@@ -14,14 +14,18 @@ def add_service_options(parser: argparse._ArgumentGroup, plugin: str) -> None:
     """`--<plugin>-deadline-s`, `-concurrency`, `-rate-limit`, `-auth-env`, `-auth-header`."""
     parser.add_argument(
         f"--{plugin}-deadline-s",
-        type=positive,
+        type=flag_types.positive,
         metavar="S",
         help="for one request, waiting and retries included (default: nine tenths of --reward-timeout-s)",
     )
     parser.add_argument(
-        f"--{plugin}-concurrency", type=count, default=64, metavar="N", help="requests under way at once (default: 64)"
+        f"--{plugin}-concurrency",
+        type=flag_types.positive_int,
+        default=64,
+        metavar="N",
+        help="requests under way at once (default: 64)",
     )
-    parser.add_argument(f"--{plugin}-rate-limit", type=positive, metavar="N", help="requests a second")
+    parser.add_argument(f"--{plugin}-rate-limit", type=flag_types.positive, metavar="N", help="requests a second")
     parser.add_argument(
         f"--{plugin}-auth-env", metavar="VAR", help="environment variable that holds the token or key, sent as a header"
     )
@@ -58,24 +62,6 @@ def http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"'{text}' is not a URL; it must begin with http:// or https://")
     return text.rstrip("/")
-
-
-def count(text: str) -> int:
-    """A flag's whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """A flag's number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return value
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import asyncio
 from statistics import fmean
 from typing import Any
 
-from slime_core import OptionError, Sample, hookimpl
-from slime_rm_remote.flags import add_service_options, count, http_url, json_object, service
+from slime_core import OptionError, Sample, flag_types, hookimpl
+from slime_rm_remote.flags import add_service_options, http_url, json_object, service
 from slime_rm_remote.score import SCORE, ScoreParser, score_pattern
 from slime_rm_remote.service import ServiceError
 from slime_rm_remote.template import JudgeTemplate
@@ -64,10 +64,16 @@ class Judge:
         parser.add_argument("--judge-min-score", type=float, default=0.0, metavar="X", help="gives reward 0")
         parser.add_argument("--judge-max-score", type=float, default=10.0, metavar="X", help="gives reward 1")
         parser.add_argument(
-            "--judge-num-votes", type=count, default=1, metavar="N", help="answers asked for; their mean counts"
+            "--judge-num-votes",
+            type=flag_types.positive_int,
+            default=1,
+            metavar="N",
+            help="answers asked for; their mean counts",
         )
         parser.add_argument("--judge-temperature", type=float, default=0.0, metavar="X", help="of its answers")
-        parser.add_argument("--judge-max-tokens", type=count, default=1024, metavar="N", help="of one answer")
+        parser.add_argument(
+            "--judge-max-tokens", type=flag_types.positive_int, default=1024, metavar="N", help="of one answer"
+        )
         parser.add_argument(
             "--judge-extra-body", type=json_object, default={}, metavar="JSON", help="further fields of the request"
         )

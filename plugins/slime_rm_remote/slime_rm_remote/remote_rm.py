@@ -7,9 +7,9 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from slime_core import OptionError, Sample, hookimpl
+from slime_core import OptionError, Sample, flag_types, hookimpl
 from slime_rm_remote.batcher import Batcher
-from slime_rm_remote.flags import add_service_options, count, http_url, positive, service
+from slime_rm_remote.flags import add_service_options, http_url, service
 from slime_rm_remote.service import ServiceError
 
 
@@ -34,14 +34,14 @@ class RemoteReward:
         )
         parser.add_argument(
             "--remote-rm-batch-size",
-            type=count,
+            type=flag_types.positive_int,
             default=1,
             metavar="N",
             help="1: a request holds one sample and its answer one reward; more: lists of at most so many",
         )
         parser.add_argument(
             "--remote-rm-batch-wait-ms",
-            type=positive,
+            type=flag_types.positive,
             default=20.0,
             metavar="MS",
             help="how long a batch waits to become full (default: 20)",

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from slime_core import SlimeError
+from slime_core import SlimeError, flag_types
 from slime_search_r1 import options
 from slime_search_r1.local import LocalIndex
 
@@ -23,11 +23,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--backend", choices=["bm25", "dense"], default="bm25", help="by words or by embeddings")
         options.add_index_options(command, "--")
     for command in (ask, serve):
-        command.add_argument("--num-results", type=options.count, default=3, metavar="N", help="documents a query")
+        command.add_argument(
+            "--num-results", type=flag_types.positive_int, default=3, metavar="N", help="documents a query"
+        )
     ask.add_argument("query", help="what to look for")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; nothing guards the service")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    serve.add_argument("--concurrency", type=options.count, default=8, metavar="N", help="queries searched at once")
+    serve.add_argument(
+        "--concurrency", type=flag_types.positive_int, default=8, metavar="N", help="queries searched at once"
+    )
     args = parser.parse_args(argv)
     try:
         return _run(args)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 
+from slime_core import flag_types
+
 PLAIN_DOCUMENT = "Doc {number}(Title: {title}) {text}"
 
 
 def add_options(parser: argparse._ArgumentGroup) -> None:
     """Those of the generator, its search, and the reward."""
-    parser.add_argument("--search-r1-max-turns", type=count, default=4, metavar="N", help="turns of the model")
     parser.add_argument(
-        "--search-r1-max-information-tokens", type=count, default=500, metavar="N", help="tokens shown for a search"
+        "--search-r1-max-turns", type=flag_types.positive_int, default=4, metavar="N", help="turns of the model"
+    )
+    parser.add_argument(
+        "--search-r1-max-information-tokens",
+        type=flag_types.positive_int,
+        default=500,
+        metavar="N",
+        help="tokens shown for a search",
     )
     parser.add_argument(
         "--search-r1-document-format",
@@ -20,7 +28,9 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
         metavar="TEXT",
         help="how a document is shown, with {number}, {title} and {text}",
     )
-    parser.add_argument("--search-r1-num-results", type=count, default=3, metavar="N", help="documents a search")
+    parser.add_argument(
+        "--search-r1-num-results", type=flag_types.positive_int, default=3, metavar="N", help="documents a search"
+    )
     parser.add_argument(
         "--search-r1-backend",
         choices=["bm25", "dense", "http", "web"],
@@ -29,9 +39,15 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
     )
     add_index_options(parser, "--search-r1-")
     parser.add_argument("--search-r1-url", metavar="URL", help="of the retrieval server, or of another web search")
-    parser.add_argument("--search-r1-concurrency", type=count, default=64, metavar="N", help="searches at once")
-    parser.add_argument("--search-r1-timeout-s", type=seconds, default=10.0, metavar="S", help="for one search")
-    parser.add_argument("--search-r1-cache-size", type=count, default=10_000, metavar="N", help="queries kept")
+    parser.add_argument(
+        "--search-r1-concurrency", type=flag_types.positive_int, default=64, metavar="N", help="searches at once"
+    )
+    parser.add_argument(
+        "--search-r1-timeout-s", type=flag_types.positive, default=10.0, metavar="S", help="for one search"
+    )
+    parser.add_argument(
+        "--search-r1-cache-size", type=flag_types.positive_int, default=10_000, metavar="N", help="queries kept"
+    )
     for part, weight in (("em", 1.0), ("f1", 0.0), ("format", 0.0)):
         parser.add_argument(
             f"--search-r1-{part}-weight", type=float, default=weight, metavar="W", help=f"of {part} in the reward"
@@ -45,24 +61,6 @@ def add_index_options(parser: argparse._ActionsContainer, prefix: str) -> None:
     parser.add_argument(f"{prefix}embedding-model", metavar="NAME", help="sentence-transformers model, for dense")
     parser.add_argument(f"{prefix}query-prefix", default="", metavar="TEXT", help="before a query, for dense")
     parser.add_argument(f"{prefix}document-prefix", default="", metavar="TEXT", help="before a document, for dense")
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """A positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
-    return value
 
 
 def document_format(text: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import re
 from typing import Any
 
-from slime_core import Sample, Turn, call_tools, hookimpl, take_turns
+from slime_core import Sample, Turn, call_tools, flag_types, hookimpl, take_turns
 from slime_tool_python.sandbox import CodeError, Limits, require_protection, run_code
 
 CODE_BEGIN, CODE_END = "<code>", "</code>"
@@ -42,21 +41,21 @@ class ToolPython:
     def add_options(parser: argparse._ArgumentGroup) -> None:
         """The generator's flags."""
         flag = parser.add_argument
-        flag("--tool-python-max-turns", type=_count, default=8, metavar="N", help="turns of the model")
-        flag("--tool-python-timeout-s", type=_seconds, default=10.0, metavar="S", help="for one run")
-        flag("--tool-python-memory-mib", type=_count, default=512, metavar="N", help="for one run")
-        flag("--tool-python-disk-mib", type=_count, default=64, metavar="N", help="it may write")
-        flag("--tool-python-max-processes", type=_count, default=8, metavar="N", help="of one run")
+        flag("--tool-python-max-turns", type=flag_types.positive_int, default=8, metavar="N", help="turns of the model")
+        flag("--tool-python-timeout-s", type=flag_types.positive, default=10.0, metavar="S", help="for one run")
+        flag("--tool-python-memory-mib", type=flag_types.positive_int, default=512, metavar="N", help="for one run")
+        flag("--tool-python-disk-mib", type=flag_types.positive_int, default=64, metavar="N", help="it may write")
+        flag("--tool-python-max-processes", type=flag_types.positive_int, default=8, metavar="N", help="of one run")
         flag(
             "--tool-python-max-output",
-            type=_count,
+            type=flag_types.positive_int,
             default=4000,
             metavar="N",
             help="characters of output that the model is shown; code that prints four times as many bytes is stopped",
         )
         flag(
             "--tool-python-concurrency",
-            type=_count,
+            type=flag_types.positive_int,
             default=os.cpu_count() or 1,
             metavar="N",
             help="runs at once",
@@ -104,19 +103,3 @@ def code_of(text: str) -> str | None:
     fenced = FENCED.fullmatch(body)
     code = fenced[1] if fenced else body
     return code if code.strip() else None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time in seconds above 0")
-    return seconds

@@ -1,7 +1,7 @@
 """The engine: a scheduler on a thread of its own, and the thread-safe door to it.
 
 Everything that touches the model or the queues runs on the model's thread, between two steps: callers put functions
-into an inbox and get futures. Finished requests are delivered in batches, once a step.
+into an inbox and get futures. Finished requests, and streams, are delivered in batches, once a step.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Load:
 class Engine:
     """Serves one model from a thread of its own.
 
-    deliver is called on that thread with the requests that ended in a step; without it a request's `reply` must be a
-    concurrent future, which gets the output. Start with start(), end with stop().
+    deliver is called on that thread with the requests that ended in a step and those that stream; without it a
+    request's `reply` must be a concurrent future, which gets the output. Start with start(), end with stop().
     """
 
     def __init__(
@@ -232,10 +232,12 @@ class Engine:
     def _turn(self) -> None:
         self._read_inbox(wait=not (self._can_step() or self._pending_updates))
         self._apply_updates()
+        progress: list[Finished] = []
         if self._can_step() and not self._stopping:
             self._scheduler.step()
-        if finished := self._scheduler.take_finished():
-            self._deliver(finished)
+            progress = self._scheduler.progress()
+        if outputs := progress + self._scheduler.take_finished():
+            self._deliver(outputs)
 
     def _fail(self, message: str) -> None:
         """Answer everybody with the error and start over with an empty scheduler."""

@@ -12,7 +12,16 @@ from slime_core.engines.embedded.request import NEUTRAL, BadRequest, Output, Req
 
 # what an answer needs nothing for, or what is read below
 KNOWN_FIELDS = frozenset(
-    ("text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "return_text_in_logprobs")
+    (
+        "text",
+        "input_ids",
+        "sampling_params",
+        "rid",
+        "return_logprob",
+        "logprob_start_len",
+        "return_text_in_logprobs",
+        "stream",
+    )
 )
 IGNORED_FIELDS = frozenset(("log_metrics", "model", "priority"))
 
@@ -23,6 +32,7 @@ class GenerateCall:
 
     requests: list[Request]
     as_list: bool
+    stream: bool
     return_logprob: bool
     text_in_logprobs: bool
 
@@ -50,12 +60,15 @@ def parse_generate(body: Any, engine: Engine) -> GenerateCall:
         for prompt, own, name in zip(prompts, params, names, strict=True)
         for copy in range(own.n)
     ]
-    return GenerateCall(requests, batched or len(requests) > 1, return_logprob, _flag(body, "return_text_in_logprobs"))
+    as_list, stream = batched or len(requests) > 1, _flag(body, "stream")
+    if stream and as_list:
+        raise BadRequest("stream is for one prompt and n = 1 in the embedded engine.")
+    for request in requests:
+        request.stream = stream
+    return GenerateCall(requests, as_list, stream, return_logprob, _flag(body, "return_text_in_logprobs"))
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    if body.get("stream"):
-        raise BadRequest("stream is not supported by the embedded engine.")
     for name, value in body.items():
         if name not in KNOWN_FIELDS and name not in IGNORED_FIELDS and value not in NEUTRAL:
             raise BadRequest(f"{name!r} is not supported by the embedded engine.")
@@ -155,10 +168,10 @@ def _logprob_start(value: Any, prompts: list[list[int]]) -> int | None:
 
 
 def answer(request: Request, output: Output, call: GenerateCall, engine: Engine) -> dict[str, Any]:
-    """One request's answer: text, output_ids and meta_info."""
+    """One request's answer: text, output_ids and meta_info; of a stream, what there is so far."""
     reason = output.finish_reason
     tokenizer = engine.language_model.tokenizer
-    text = response_text(tokenizer, output.output_ids, reason.get("matched"), request.params)
+    text = response_text(tokenizer, output.output_ids, (reason or {}).get("matched"), request.params)
     meta: dict[str, Any] = {
         "id": request.rid,
         "finish_reason": reason,

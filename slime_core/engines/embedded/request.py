@@ -167,7 +167,7 @@ class Request:
 
     rid: its name in answers; parent_rid: the name its client gave to it and its siblings (n > 1). limit: the most
     tokens it may generate. logprob_start: first prompt position whose log-probability is wanted, None for none.
-    reply: the caller's own handle, given back with the output.
+    reply: the caller's own handle, given back with the output. stream: whether the output so far is wanted, too.
     """
 
     rid: str
@@ -178,6 +178,7 @@ class Request:
     parent_rid: str = ""
     logprob_start: int | None = None
     reply: Any = None
+    stream: bool = False
     received_s: float = field(default_factory=time.time)
     admitted_s: float | None = None
     retractions: int = 0
@@ -203,15 +204,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The end of a request: its tokens, their log-probabilities and why it stopped.
+    """The end of a request: its tokens, their log-probabilities and why it stopped. Or, of a stream, how far it is.
 
-    finish_reason: {"type": "stop", "matched": id or string}, {"type": "length", "length": N} or {"type": "abort", ...}.
+    finish_reason: {"type": "stop", "matched": id or string}, {"type": "length", "length": N} or {"type": "abort", ...};
+    None of one that goes on.
     versions: (weight version, first token, one past the last) spans that cover the output.
     """
 
     output_ids: list[int]
     output_logprobs: list[float]
-    finish_reason: dict[str, Any]
+    finish_reason: dict[str, Any] | None
     weight_version: str
     versions: list[tuple[str, int, int]]
     finished_s: float

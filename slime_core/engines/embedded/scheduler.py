@@ -77,6 +77,14 @@ class Scheduler:
         finished, self.finished = self.finished, []
         return finished
 
+    def progress(self) -> list[Finished]:
+        """The output so far of every running request that streams."""
+        return [
+            (request, self._output(request, *self.batch.outputs(row), None))
+            for row, request in enumerate(self.batch.requests)
+            if request.stream
+        ]
+
     def unanswered(self) -> list[Request]:
         """Every request that has not ended, wherever it is; also right after a step that raised."""
         requests = (*self.batch.requests, *self.joining, *self.waiting)
@@ -224,11 +232,12 @@ class Scheduler:
             self.cache.release()
 
     def _answer(self, request: Request, reason: dict[str, Any]) -> None:
-        starts = [*request.version_starts, (self.weight_version, len(request.output_ids))]
+        self.finished.append((request, self._output(request, request.output_ids, request.output_logprobs, reason)))
+
+    def _output(self, request: Request, ids: list[int], logprobs: list[float], reason: dict[str, Any] | None) -> Output:
+        starts = [*request.version_starts, (self.weight_version, len(ids))]
         spans = [(version, start, end) for (version, start), (_, end) in pairwise(starts) if end > start]
-        logprobs = request.output_logprobs
-        output = Output(request.output_ids, logprobs, reason, self.weight_version, spans, time.time())
-        self.finished.append((request, output))
+        return Output(ids, logprobs, reason, self.weight_version, spans, time.time())
 
     # -- control ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from slime_core.engines.embedded.answers import error_answer, json_body, json_object, reply
 from slime_core.engines.embedded.engine import PAUSE_MODES, Engine
-from slime_core.engines.embedded.protocol import answer, check_request, parse_generate
+from slime_core.engines.embedded.protocol import GenerateCall, answer, check_request, parse_generate
 from slime_core.engines.embedded.request import BadRequest, Output
 from slime_core.engines.embedded.scheduler import Finished
 from slime_core.engines.embedded.weight_routes import CAPABILITIES, WeightRoutes
@@ -23,7 +23,7 @@ FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
 )
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -98,12 +98,16 @@ class Server:
 
     # -- generation ------------------------------------------------------------------------------------------------
 
-    async def generate(self, http: web.Request) -> web.Response:
+    async def generate(self, http: web.Request) -> web.StreamResponse:
         """Generate for one prompt or a list; a client that hangs up aborts its requests."""
         call = parse_generate(await json_body(http), self.engine)
-        futures: list[asyncio.Future[Output]] = []
         for request in call.requests:
             check_request(request, self.engine)
+        return await (self._stream(http, call) if call.stream else self._whole(call))
+
+    async def _whole(self, call: GenerateCall) -> web.Response:
+        futures: list[asyncio.Future[Output]] = []
+        for request in call.requests:
             request.reply = asyncio.get_running_loop().create_future()
             futures.append(request.reply)
         self.engine.submit(call.requests)
@@ -113,11 +117,42 @@ class Server:
             for request in call.requests:
                 self.engine.abort(request=request)
             raise
-        if broken := next((o for o in outputs if o.finish_reason.get("status_code") == 500), None):
-            return error_answer(500, broken.finish_reason["message"])
+        if broken := next(filter(None, map(_failure, outputs)), None):
+            return error_answer(500, broken)
         pairs = zip(call.requests, outputs, strict=True)
         answers = [answer(request, output, call, self.engine) for request, output in pairs]
         return reply(answers if call.as_list else answers[0])
+
+    async def _stream(self, http: web.Request, call: GenerateCall) -> web.StreamResponse:
+        """Server-sent events, each with all that is generated so far, the last with the finish reason."""
+        (request,) = call.requests
+        request.reply = outputs = asyncio.Queue[Output]()
+        self.engine.submit(call.requests)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        try:
+            output = await outputs.get()
+            if broken := _failure(output):
+                return error_answer(500, broken)
+            await response.prepare(http)
+            while True:
+                while not outputs.empty():  # the newest says all
+                    output = outputs.get_nowait()
+                broken = _failure(output)
+                event = (
+                    {"error": {"message": broken, "code": 500}}
+                    if broken
+                    else answer(request, output, call, self.engine)
+                )
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+                if output.finish_reason is not None:
+                    break
+                output = await outputs.get()
+            await response.write(b"data: [DONE]\n\n")
+        except ConnectionResetError:  # nobody listens any more
+            return response
+        finally:
+            self.engine.abort(request=request)  # unless it has ended
+        return response
 
     async def abort_request(self, http: web.Request) -> web.Response:
         """Abort by rid, or all; unknown names are fine."""
@@ -199,7 +234,7 @@ class Server:
                 "disaggregation_mode": "null",
                 "trust_remote_code": False,
                 "device": "cpu",
-                "capabilities": CAPABILITIES | {"stream": False},
+                "capabilities": CAPABILITIES | {"stream": True},
             }
         )
 
@@ -232,14 +267,22 @@ class Server:
 
 def _resolve(finished: list[Finished]) -> None:
     for request, output in finished:
-        if not request.reply.done():  # a client that hung up has cancelled it
+        if request.stream:
+            request.reply.put_nowait(output)
+        elif not request.reply.done():  # a client that hung up has cancelled it
             request.reply.set_result(output)
+
+
+def _failure(output: Output) -> str | None:
+    """Why the engine could not generate; None when it could."""
+    reason = output.finish_reason or {}
+    return str(reason["message"]) if reason.get("status_code") == 500 else None
 
 
 def _refusing(handler: Handler) -> Handler:
     """Wrap a handler so that refused requests become SGLang's 400s."""
 
-    async def refusing(http: web.Request) -> web.Response:
+    async def refusing(http: web.Request) -> web.StreamResponse:
         try:
             return await handler(http)
         except BadRequest as error:

@@ -17,8 +17,7 @@ COMMANDS = """
 import json, sys
 from slime_core.cli import main
 
-for words in json.loads(sys.argv[1]):
-    print(main(words))
+print(json.dumps([main(words) for words in json.loads(sys.argv[1])]))
 """
 """One process for all: its imports take longer than the conversions."""
 
@@ -27,7 +26,8 @@ def slime(*commands):
     """The exit codes of the commands, one after the other, and what they printed to stderr."""
     lines = json.dumps([[str(word) for word in words] for words in commands])
     ended = subprocess.run([sys.executable, "-c", COMMANDS, lines], capture_output=True, text=True)
-    return [int(code) for code in ended.stdout.split()], ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
 
 
 @pytest.fixture(scope="module")
