@@ -10,10 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slime_core.training.logit_scaling import LogitScaling
-from slime_core.training.logprobs import logits_gradient, token_logprobs
-
-MAX_LOGITS = 2**26
-"""Numbers in the logits of one chunk, 256 MiB in float32; a longer micro-batch recomputes them in the backward pass."""
+from slime_core.training.logprobs import MAX_LOGITS, logits_gradient, token_logprobs
 
 UNSCALED = LogitScaling()
 

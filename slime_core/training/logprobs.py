@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+MAX_LOGITS = 2**26
+"""Numbers in the logits of one chunk, 256 MiB in float32; a longer micro-batch recomputes them in the backward pass."""
+
 
 class _TokenLogprobs(torch.autograd.Function):
     """Log-softmax, choice of the target and entropy: one [R, V] array is kept for the backward pass."""
