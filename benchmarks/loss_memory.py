@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from slime_core.training.head_logprobs import MAX_LOGITS, head_logprobs
+from slime_core.training.head_logprobs import head_logprobs
+from slime_core.training.logprobs import MAX_LOGITS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -815,6 +815,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: matrices by Muon, the rest by AdamW"
     )
+    g.add_argument(
+        "--reset-optimizer-state", action="store_true", help="every round starts without the optimiser's moments"
+    )
     g.add_argument("--lr", type=non_negative, default=1e-6, metavar="X")
     g.add_argument(
         "--muon-lr",
@@ -930,7 +933,16 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--ref-update-interval", type=positive_int, metavar="N", help="the policy becomes the reference every N rounds"
     )
     g.add_argument(
-        "--teacher-model", metavar="DIR", help="a model with the same tokenizer, for --advantage-estimator opd"
+        "--teacher-model",
+        metavar="DIR",
+        help="a model with the same tokenizer, for --advantage-estimator opd and --teacher-kl-coef",
+    )
+    g.add_argument(
+        "--teacher-kl-coef",
+        type=non_negative,
+        default=0.0,
+        metavar="X",
+        help="log p_old - log p_teacher taken off the advantage of every token, whatever the estimator",
     )
     g.add_argument(
         "--critic", action="store_true", help="train a critic beside the policy, for --advantage-estimator ppo"
@@ -1552,6 +1564,7 @@ def _validate_offload(args: argparse.Namespace) -> None:
 
 TORCH_FLAGS = (
     "data_parallel",
+    "reset_optimizer_state",
     "cpu_offload",
     "recompute_activations",
     "only_train_params",

@@ -102,7 +102,8 @@ class Run:
         finally:  # the round is trained, and may be saved, whatever becomes of the engines
             metrics |= self._cluster.engine_metrics()
             tokens = metrics.get("train/num_tokens", 0)
-            self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=tokens))
+            trainers = self._args.num_trainers
+            self._log(step, metrics | perf_metrics(self._progress.lap(), train_tokens=tokens, num_trainers=trainers))
         self._alarms.check(step, metrics)
         self._saving.look()
 

@@ -15,6 +15,7 @@ import orjson
 from slime_core.bound import blamed
 from slime_core.engines.client import EngineClient
 from slime_core.engines.connect import connect
+from slime_core.engines.parallel import sizes
 from slime_core.errors import CheckpointError, DataError
 from slime_core.options import Options, hook_choices
 from slime_core.plugins import load_plugins, plugin_name
@@ -76,6 +77,7 @@ class RolloutManager:
     ) -> None:
         self._args = args
         self._num_ranks = num_ranks
+        self._num_devices = max(1, len(worker_urls)) * sizes(args).num_gpus
         choices = hook_choices(args)
         self._plugins = load_plugins(args, [name for hook in ROLLOUT_HOOKS for name in choices[hook]])
         bind = self._plugins.bind
@@ -143,6 +145,7 @@ class RolloutManager:
         self._collected, self._collecting = (step, groups), False
         self.num_trained += len(groups)
         self.num_dropped += stages.tally.dropped.total()
+        tokens_per_s = stages.underway.requests.num_tokens / (collected - started)
         metrics |= {
             "data/drawn": float(self.source.num_drawn),
             "data/trained": float(self.num_trained),
@@ -152,7 +155,8 @@ class RolloutManager:
             "data/too_long": float(self.source.num_too_long),
             "engines/retries": float(self.engine.take_num_retries()),
             "perf/collect_s": collected - started,
-            "perf/rollout_tokens_per_s": stages.underway.requests.num_tokens / (collected - started),
+            "perf/rollout_tokens_per_s": tokens_per_s,
+            "perf/rollout_tokens_per_s_per_device": tokens_per_s / self._num_devices,
             "perf/convert_s": time.monotonic() - collected,
             "perf/event_loop_stall_max_s": self._monitor.take_longest_stall(),
         }

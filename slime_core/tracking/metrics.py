@@ -6,8 +6,9 @@ A metric whose value does not exist (the mean reward of no reward) is left out, 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from slime_core.types import NO_VERSION, Group, Sample, Status
 
 EQUAL_REWARDS = 1e-6
 """Rewards of a group closer than this count as equal."""
+
+REPETITION_TOKENS, REPETITION_RATIO = 512, 10
+"""Tokens at the end of a response that are looked at, and how many times smaller a loop makes them; prose: 2 to 4."""
 
 
 def rollout_metrics(
@@ -70,11 +74,21 @@ def _length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     lengths = [sample.response_length for sample in samples]
     return {
         "rollout/response_length_mean": fmean(lengths),
+        "rollout/response_length_median": float(median(lengths)),
         "rollout/response_length_max": float(max(lengths)),
         "rollout/response_length_min": float(min(lengths)),
         "rollout/prompt_length_mean": fmean(sample.prompt_length for sample in samples),
         "rollout/truncated_fraction": _truncated_fraction(samples),
+        "rollout/repetition_fraction": fmean(repeats_itself(sample) for sample in samples),
     }
+
+
+def repeats_itself(sample: Sample) -> bool:
+    """Whether the response ends in a loop: its last tokens take a tenth of their memory, or less, when compressed."""
+    if sample.response_length < REPETITION_TOKENS:
+        return False
+    last = np.ascontiguousarray(sample.tokens[-REPETITION_TOKENS:], np.int32).tobytes()
+    return len(zlib.compress(last, 1)) * REPETITION_RATIO <= len(last)
 
 
 def _turn_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -164,13 +178,21 @@ def powers_of_two(largest: int) -> Iterable[int]:
 
 
 # --- performance ------------------------------------------------------------------------------------------------------
-def perf_metrics(durations: Mapping[str, float], *, train_tokens: float = 0.0) -> dict[str, float]:
+def perf_metrics(
+    durations: Mapping[str, float], *, train_tokens: float = 0.0, num_trainers: int = 1
+) -> dict[str, float]:
     """Metrics of the seconds that the phases of a round took, as `Timer.lap` gives them.
 
-    `train_tokens` is what the phase `train` got through, for its speed.
+    Args:
+        durations: by phase; `step` is the whole round.
+        train_tokens: what the phase `train` got through, for its speed.
+        num_trainers: devices that did.
     """
     metrics = {f"perf/{phase}_s": seconds for phase, seconds in durations.items()}
     seconds = durations.get("train", 0.0)
     if train_tokens and seconds > 0:
         metrics["perf/train_tokens_per_s"] = train_tokens / seconds
+        metrics["perf/train_tokens_per_s_per_device"] = train_tokens / seconds / max(1, num_trainers)
+    if seconds > 0 and durations.get("step", 0.0) > 0:
+        metrics["perf/wait_fraction"] = durations.get("rollout", 0.0) / durations["step"]
     return metrics

@@ -10,10 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slime_core.training.logit_scaling import LogitScaling
-from slime_core.training.logprobs import logits_gradient, token_logprobs
-
-MAX_LOGITS = 2**26
-"""Numbers in the logits of one chunk, 256 MiB in float32; a longer micro-batch recomputes them in the backward pass."""
+from slime_core.training.logprobs import MAX_LOGITS, logits_gradient, token_logprobs
 
 UNSCALED = LogitScaling()
 
@@ -92,15 +89,29 @@ class _LinearLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden), ctx.rows):
             here = slice(start, start + ctx.rows)
             states = hidden[here]
-            scaled = ctx.scaling(nn.functional.linear(states, weight, bias))
-            chosen, entropy = (None if grad is None else grad[here] for grad in grads)
-            grad = logits_gradient(scaled, targets[here], ctx.temperature, chosen, entropy)
-            grad = ctx.scaling.pull_back(grad, scaled)
-            del scaled
+            grad = _logits_gradient(
+                ctx, states, weight, bias, targets[here], *(g if g is None else g[here] for g in grads)
+            )
             if of_hidden is not None:
                 torch.mm(grad, weight, out=of_hidden[here])
             if of_weight is not None:
                 of_weight.addmm_(grad.T, states)
             if of_bias is not None:
                 of_bias += grad.sum(0)
+            del grad  # before the next chunk's logits
         return of_hidden, of_weight, of_bias, None, None, None, None
+
+
+def _logits_gradient(
+    ctx: Any,
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *grads: torch.Tensor | None,
+) -> torch.Tensor:
+    """[n, V], at a chunk's logits as the layer gives them."""
+    scaled = ctx.scaling(nn.functional.linear(states, weight, bias))
+    slope = ctx.scaling.slope(scaled)
+    grad = logits_gradient(scaled, targets, ctx.temperature, *grads)
+    return grad if slope is None else grad.mul_(slope)

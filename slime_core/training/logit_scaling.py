@@ -33,15 +33,14 @@ class LogitScaling:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
-    def pull_back(self, grad: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
-        """The gradient at the output layer's logits, in the memory of `grad`.
+    def slope(self, scaled: torch.Tensor) -> torch.Tensor | float | None:
+        """What a gradient at the scaled logits is multiplied by to be one at the output layer's; None: 1.
 
         Args:
-            grad: at the scaled logits.
-            scaled: those; its memory is used up where there is a bound.
+            scaled: what `__call__` returned.
         """
-        if self.softcap is not None:
-            # d tanh(x) = 1 - tanh(x)^2
-            grad.mul_(scaled.div_(self.softcap).square_().neg_().add_(1.0))
         factor = self.multiplier / self.divisor
-        return grad if factor == 1.0 else grad.mul_(factor)
+        if self.softcap is None:
+            return None if factor == 1.0 else factor
+        # d tanh(x) = 1 - tanh(x)^2
+        return scaled.div(self.softcap).square_().neg_().add_(1.0).mul_(factor)

@@ -23,6 +23,11 @@ class Meters:
         self._losses: dict[str, torch.Tensor] = {}
         self._differences = torch.zeros(3, dtype=torch.float64, device=device)
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._flops = 0.0
+
+    def add_flops(self, flops: float) -> None:
+        """Add the operations of forward and backward passes."""
+        self._flops += flops
 
     def add(self, values: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
         """Add metrics of a micro-batch, [R] each, where the mask [R] is set."""
@@ -71,16 +76,20 @@ class Meters:
             "losses": {name: value.item() for name, value in self._losses.items()},
             "differences": self._differences.tolist(),
             "seconds": dict(self._seconds),
+            "flops": self._flops,
         }
 
 
-def round_metrics(messages: list[dict[str, Any]], num_tokens: int, num_steps: int) -> dict[str, float]:
+def round_metrics(
+    messages: list[dict[str, Any]], num_tokens: int, num_steps: int, num_devices: int = 1
+) -> dict[str, float]:
     """The round's metrics: sums over ranks divided by trained tokens, losses averaged over the steps that trained.
 
     Args:
         messages: `Meters.message` of every rank.
         num_tokens: trained tokens of the round, all ranks.
         num_steps: optimiser steps that had any.
+        num_devices: that computed, all ranks.
     """
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for m in messages for name in m["sums"]):
@@ -98,4 +107,7 @@ def round_metrics(messages: list[dict[str, Any]], num_tokens: int, num_steps: in
         metrics["train/logprob_abs_diff_max"] = max(m["differences"][2] for m in messages)
     for phase in dict.fromkeys(phase for m in messages for phase in m["seconds"]):
         metrics[f"perf/train_{phase}_s"] = max(m["seconds"].get(phase, 0.0) for m in messages)
+    flops, seconds = sum(m["flops"] for m in messages), metrics.get("perf/train_forward_backward_s", 0.0)
+    if flops and seconds > 0:
+        metrics["perf/train_tflops"] = flops / seconds / num_devices / 1e12
     return metrics

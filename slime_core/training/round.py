@@ -13,8 +13,10 @@ import torch
 
 from slime_core.algorithms import kl_estimate, whiten
 from slime_core.bound import blamed
+from slime_core.errors import OptionError, SlimeError
 from slime_core.options import compares_old_logprobs
 from slime_core.plugins import Plugins
+from slime_core.tracking.flops import ModelFlops
 from slime_core.training.batch import TensorBatch, without_truncated
 from slime_core.training.meters import Meters, round_metrics
 from slime_core.training.objective import StepLoss, check_per_token, pair
@@ -82,6 +84,7 @@ class Round:
 
     def __init__(self, args: argparse.Namespace, backend: Backend, plugins: Plugins) -> None:
         self._args, self._backend, self._ranks = args, backend, backend.ranks
+        self._flops = _flops(args.model)
         self._estimate = plugins.bind("estimate_advantages", args.advantage_estimator)
         self._loss = plugins.bind("policy_loss", args.policy_loss)
 
@@ -123,6 +126,8 @@ class Round:
             with meters.clock("forward_backward"):
                 loss = StepLoss(args, self._loss, part, meters, compare=number == 0 and not compared)
                 backend.backward(batch, part.rows, loss)
+            if self._flops is not None:
+                meters.add_flops(float(self._flops.of_sequences(shard.batch.lengths[part.rows]).sum()))
             with meters.clock("optimizer"):
                 norm = self._update(part)
             if part.num_tokens:
@@ -131,7 +136,8 @@ class Round:
                 empty += 1
         trained = [part for part in steps if part.num_tokens]
         num_tokens = sum(part.num_tokens for part in trained)
-        metrics = round_metrics(self._ranks.gather(meters.message()), num_tokens, len(trained))
+        messages = self._ranks.gather(meters.message())
+        metrics = round_metrics(messages, num_tokens, len(trained), args.num_trainers)
         if args.ref_update_interval is not None and (step + 1) % args.ref_update_interval == 0:
             backend.renew_reference()
         nonfinite = norms.num_nonfinite + critic_norms.num_nonfinite
@@ -198,12 +204,36 @@ class Round:
         advantages, returns = pair(self._estimate, given, "(advantages, returns)")
         for what, value in (("advantages", advantages), ("returns", returns)):
             check_per_token(self._estimate, what, value, batch.num_response_tokens)
+        if self._args.teacher_kl_coef:
+            advantages = advantages - self._args.teacher_kl_coef * _from_teacher(batch)
         if self._args.whiten_advantages:
             taught = batch.loss_mask
             if batch.teacher_logprobs is None:
                 taught = taught & batch.expand(~batch.rewards.isnan())
             advantages = whiten(advantages.float(), taught, sum_over_ranks=batch.sum_over_ranks)
         batch.advantages, batch.returns = advantages.float(), returns.float()
+
+
+def _from_teacher(batch: TensorBatch) -> torch.Tensor:
+    """[R], log p_old - log p_teacher, 0 where the teacher's is unknown.
+
+    Raises:
+        SlimeError: when there is no teacher.
+    """
+    if batch.teacher_logprobs is None or batch.old_logprobs is None:
+        raise SlimeError(
+            "--teacher-kl-coef needs a teacher; name one with --teacher-model, or give its log-probabilities as the "
+            "extra key 'teacher_logprobs' of --convert-train-data, one a response token."
+        )
+    return (batch.old_logprobs - batch.teacher_logprobs).nan_to_num(0.0)
+
+
+def _flops(directory: str) -> ModelFlops | None:
+    """What the model computes; None where its config.json does not tell, and `perf/train_tflops` is left out."""
+    try:
+        return ModelFlops.of(directory)
+    except OptionError:
+        return None
 
 
 def _completed(

@@ -36,6 +36,8 @@ class WeightSync:
         self._args = args
         self._urls = list(worker_urls)
         self._num_sent = 0
+        self._num_bytes = 0
+        """Of the weights as they were last read."""
         self._unchecked = False
         """Whether an engine has joined since the last comparison."""
         self._offload = Offload()
@@ -72,8 +74,8 @@ class WeightSync:
             worker_urls: those that need them, such as one that was restarted; None for all.
 
         Returns:
-            `perf/weights_s`, `perf/engines_paused_s`, the part in which the engines stood still, and
-            `weights/logprob_abs_diff` where a prompt was compared.
+            `perf/weights_s`, `perf/engines_paused_s`, the part in which the engines stood still, `weights/bytes`, what
+            each engine got, and `weights/logprob_abs_diff` where a prompt was compared.
 
         Raises:
             WeightSyncError: when an engine refuses the weights, uses others than were sent, or computes other numbers.
@@ -93,7 +95,8 @@ class WeightSync:
                 raise WeightSyncError(f"the weights of version {version} were not taken: {error}") from None
         if worker_urls is None:
             self._num_sent, self._unchecked = self._num_sent + 1, False
-        return {"perf/weights_s": time.monotonic() - started, "perf/engines_paused_s": paused_s} | compared
+        metrics = {"perf/weights_s": time.monotonic() - started, "perf/engines_paused_s": paused_s}
+        return metrics | {"weights/bytes": float(self._num_bytes)} | compared
 
     async def _send(self, admin: EngineAdmin, source: WeightSource, version: int, due: bool) -> float:
         """The seconds in which the engines stood still."""
@@ -120,7 +123,14 @@ class WeightSync:
     def _tensors(self, source: WeightSource) -> NamedTensors:
         """As the engines hold them."""
         tensors = source.weights(engine_dtype(self._args) or source.dtype)
-        return tensors if self._fp8 is None else self._fp8.cast(tensors)
+        return self._counted(tensors if self._fp8 is None else self._fp8.cast(tensors))
+
+    def _counted(self, tensors: NamedTensors) -> NamedTensors:
+        total = 0
+        for name, tensor in tensors:
+            total += tensor.nbytes
+            yield name, tensor
+        self._num_bytes = total
 
     async def _expected(
         self, admin: EngineAdmin, tensors: Callable[[], NamedTensors], due: bool

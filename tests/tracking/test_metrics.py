@@ -17,7 +17,7 @@ from slime_core.tracking.metrics import (
     perf_metrics,
     rollout_metrics,
 )
-from slime_core.types import Status
+from slime_core.types import Sample, Status
 
 
 def test_reward_statistics_leave_out_samples_without_a_reward():
@@ -39,11 +39,26 @@ def test_each_reward_plugin_has_its_mean_over_the_samples_it_scored():
 
 def test_lengths_and_truncation():
     group = [make_sample("abc", prompt="pq", reward=0.0), make_sample("a", prompt="pqrs", status=Status.TRUNCATED)]
-    metrics = rollout_metrics([group])
-    lengths = {name: metrics[f"rollout/response_length_{name}"] for name in ("mean", "min", "max")}
-    assert lengths == {"mean": 2.0, "min": 1.0, "max": 3.0}
+    metrics = rollout_metrics([[*group, make_sample("abcdefgh", prompt="pqr")]])
+    lengths = {name: metrics[f"rollout/response_length_{name}"] for name in ("mean", "median", "min", "max")}
+    assert lengths == {"mean": 4.0, "median": 3.0, "min": 1.0, "max": 8.0}
     assert metrics["rollout/prompt_length_mean"] == 3.0
-    assert metrics["rollout/truncated_fraction"] == 0.5
+    assert metrics["rollout/truncated_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "repeats"),
+    [
+        ([3, 1, 4, 1, 5] * 120, True),
+        (list(range(1000)) + [7] * 600, True),
+        (np.random.default_rng(0).zipf(1.3, 600).clip(max=50_000).tolist(), False),
+        ([7] * 300, False),
+    ],
+)
+def test_a_response_that_ends_in_a_loop_is_counted(tokens, repeats):
+    sample = Sample(tokens=np.arange(9, dtype=np.int32), reward=0.0)
+    sample.append(tokens)
+    assert rollout_metrics([[sample]])["rollout/repetition_fraction"] == repeats
 
 
 def test_counts_come_under_their_reason_and_plugin():
@@ -145,12 +160,14 @@ def test_every_metric_is_a_finite_number(rewards: list[list[float | None]]):
 
 
 def test_phase_times_and_speeds():
-    metrics = perf_metrics({"rollout": 2.0, "train": 4.0, "step": 7.0}, train_tokens=80)
+    metrics = perf_metrics({"rollout": 2.0, "train": 4.0, "step": 8.0}, train_tokens=80, num_trainers=2)
     assert metrics == {
         "perf/rollout_s": 2.0,
         "perf/train_s": 4.0,
-        "perf/step_s": 7.0,
+        "perf/step_s": 8.0,
         "perf/train_tokens_per_s": 20.0,
+        "perf/train_tokens_per_s_per_device": 10.0,
+        "perf/wait_fraction": 0.25,
     }
 
 

@@ -157,6 +157,21 @@ def test_a_kl_reward_is_taken_off_every_tokens_advantage(make_trainer, samples, 
     assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+def test_a_teacher_joins_any_estimator(make_trainer, samples, shard_of, model_dir, other_model):
+    made = samples(8)
+    advantages = rewards_above_mean(made)
+    teacher = [distributions(other_model, sample)[0].detach() for sample in made]
+
+    def loss_of(n, t, lp, h):
+        return -(advantages[n] - 0.3 * (lp.detach() - teacher[n][t])) * torch.exp(lp - lp.detach())
+
+    loss, norm = naive_gradient_norm(model_dir, made, loss_of)
+    flags = ["--teacher-kl-coef", "0.3", "--teacher-model", str(other_model)]
+    got = trained_round(make_trainer, shard_of, made, *flags)
+    assert got["train/loss"] == pytest.approx(loss, rel=1e-4)
+    assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["tis", "icepop", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_corrected_rounds_are_the_naive_ones(kind, level, make_trainer, near_samples, shard_of, model_dir):
@@ -304,8 +319,9 @@ def test_a_converters_teacher_logprobs_teach_too(make_trainer, samples, shard_of
 
 
 def test_opd_without_a_teacher_says_what_to_name(make_trainer, samples, shard_of):
-    with pytest.raises(SlimeError, match="--teacher-model"):
-        make_trainer("--advantage-estimator", "opd").train(0, shard_of(samples(4)))
+    for flags in (["--advantage-estimator", "opd"], ["--teacher-kl-coef", "0.1"]):
+        with pytest.raises(SlimeError, match="--teacher-model"):
+            make_trainer(*flags).train(0, shard_of(samples(4)))
 
 
 def test_a_renewed_reference_is_the_policy_and_survives_a_resume(make_trainer, samples, shard_of, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from slime_core.engines.checksum import model_checksums
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.optimizer import Optimizer, build_optimizers, lr_factor
 from slime_core.training.value_objective import critic_options
@@ -140,3 +141,16 @@ def test_gradients_of_micro_batches_add_up_in_float32(make_args):
     for _ in range(300):  # bfloat16 would stop at 256
         model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
     assert optimizer.gradients.norm(ALONE) == 300
+
+
+def test_a_reset_optimiser_goes_on_as_a_fresh_one(make_trainer, samples, shard_of, tmp_path):
+    kept, reset = make_trainer(), make_trainer("--reset-optimizer-state")
+    for trainer in (kept, reset):
+        trainer.train(0, shard_of(samples(8)))
+    reset.export(tmp_path / "after")
+    fresh = make_trainer(model=tmp_path / "after")
+    sums = []
+    for trainer in (kept, reset, fresh):
+        trainer.train(1, shard_of(samples(8, seed=1)))
+        sums.append(model_checksums(trainer.weights("float32")))
+    assert sums[1] == sums[2] != sums[0]

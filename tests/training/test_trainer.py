@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import PluginError, SlimeError
+from slime_core.tracking.flops import ModelFlops
 from slime_core.types import Sample, Shard, TrainBatch
 
 
@@ -290,6 +291,15 @@ def test_bfloat16_weights_train(optimizer, make_trainer, samples, shard_of):
     trainer = make_trainer("--dtype", "bfloat16", "--policy-loss", "sft", "--optimizer", optimizer, "--lr", "1e-2")
     losses = [trainer.train(step, shard_of(made))["train/loss"] for step in range(8)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_speed_of_the_passes_is_told(make_trainer, samples, shard_of, model_dir):
+    made = samples(8)
+    metrics = make_trainer("--num-trainers", "2").train(0, shard_of(made))
+    lengths = np.array([len(sample.tokens) for sample in made])
+    operations = ModelFlops.of(str(model_dir)).of_sequences(lengths).sum()
+    a_device = operations / metrics["perf/train_forward_backward_s"] / 2
+    assert metrics["perf/train_tflops"] == pytest.approx(a_device / 1e12)
 
 
 def test_training_learns(make_trainer, samples, shard_of):

@@ -48,6 +48,7 @@ async def test_after_an_update_the_engine_uses_exactly_the_trainers_weights(sync
         assert versions == [version] * 8
         seen[version] = tokens
         assert metrics["perf/engines_paused_s"] <= metrics["perf/weights_s"]
+        assert metrics["weights/bytes"] == sum(t.nbytes for t in load_file(model / "model.safetensors").values())
         assert metrics.get("weights/logprob_abs_diff", 0.0) < 1e-5
     assert seen[1] != seen[2]
     assert not list(Path(options().weights_dir).glob(f"{PREFIX}*")), "the files are gone after the update"

@@ -80,6 +80,11 @@ class Optimizer:
             for entry, value in part.state.get(master, {}).items()
         }
 
+    def reset(self) -> None:
+        """Forget the moments; the place in the schedule stays."""
+        for part in self._parts:
+            part.state.clear()
+
     def prime(self) -> None:
         """Make the state of a first step, all 0, without one."""
         self.gradients.zero()

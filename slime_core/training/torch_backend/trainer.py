@@ -65,6 +65,9 @@ class TorchTrainer:
     # --- a round ------------------------------------------------------------------------------------------------------
     def train(self, step: int, shard: Shard) -> dict[str, float]:
         """Train one round; the metrics are the same on every rank."""
+        if self._args.reset_optimizer_state:
+            for optimizer in self._optimizers.values():
+                optimizer.reset()
         return self._round.train(step, shard)
 
     def early_logprobs(self, shard: Shard) -> dict[str, Any]:
