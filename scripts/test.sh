@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run every check and test of slime-core and its plugins.
+# Run every check and test of slime-core and its plugins, in two processes (`-n 0`: in one).
 #   scripts/test.sh [--all] [PYTEST_OPTION...]      --all: the slow tier too
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,4 +19,4 @@ for plugin in plugins/*/; do
   mypy "$plugin$(basename "$plugin")"
 done
 # Threads that spin while they wait would take the cores from the processes under test.
-OMP_WAIT_POLICY=PASSIVE python -m pytest ${tier[@]+"${tier[@]}"} "$@"
+OMP_WAIT_POLICY=PASSIVE python -m pytest -n 2 --dist loadgroup ${tier[@]+"${tier[@]}"} "$@"
