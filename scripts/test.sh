@@ -14,7 +14,7 @@ export PATH="$root/.venv/bin:$PATH"
 
 ruff check .
 ruff format --check .
-mypy slime_core/types.py slime_core/errors.py slime_core/hostile.py slime_core/hookspecs.py slime_core/multi_turn.py slime_core/extra_keys.py slime_core/bound.py slime_core/plugins.py slime_core/options.py
+mypy slime_core/types.py slime_core/errors.py slime_core/hostile.py slime_core/hookspecs.py slime_core/multi_turn.py slime_core/extra_keys.py slime_core/flag_types.py slime_core/bound.py slime_core/plugins.py slime_core/options.py
 for plugin in plugins/*/; do
   mypy "$plugin$(basename "$plugin")"
 done
