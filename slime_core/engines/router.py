@@ -19,7 +19,6 @@ START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 PORT_ATTEMPTS = 3
-MANY_FAILURES = 1_000_000
 
 
 class Router:
@@ -87,9 +86,9 @@ class Router:
         command += ["--port", self.url.rsplit(":", 1)[1], "--policy", self._args.router_policy]
         command += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(free_port()), "--log-level", "warn"]
         command += ["--disable-retries", "--disable-circuit-breaker", "--max-concurrent-requests", "-1"]
-        # Engines that have released their memory say that they are not healthy; the fleet knows better.
-        failures = MANY_FAILURES if self._args.offload_engines else 2
-        command += ["--health-check-interval-secs", "2", "--health-failure-threshold", str(failures)]
+        # To /health engines that stand still for an update, or have released their memory, are ill; the fleet asks that
+        command += ["--health-check-endpoint", "/model_info"]
+        command += ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
         command += ["--worker-startup-check-interval", "1"]
         command += ["--request-timeout-secs", str(math.ceil(self._args.request_timeout_s))]
         if self._disaggregated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,6 +31,8 @@ class Worker:
         self.served: Counter[int] = Counter()
         self.dying = False
         self.slow_s = 0.0
+        self.paused = False
+        """SGLang's /health generates a token, and so fails while it stands still."""
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -44,6 +47,8 @@ class Worker:
         return web.json_response({"text": "", "output_ids": [session], "meta_info": meta})
 
     async def anything(self, request: web.Request) -> web.Response:
+        if self.paused and request.path == "/health":
+            return web.Response(status=503)
         return web.json_response(self.info)
 
     @asynccontextmanager
@@ -102,6 +107,17 @@ async def test_a_prompt_goes_to_an_engine_that_reads_it_and_one_that_generates(t
     assert all(body["bootstrap_port"] == 4321 for worker in workers for body in worker.seen)
     assert {body["bootstrap_room"]: body["input_ids"] for w in generating for body in w.seen} == rooms
     assert all(worker.seen for worker in generating), "both take part"
+
+
+async def test_engines_that_stand_still_stay_in_the_router(tmp_path):
+    async with routed(tmp_path) as (workers, router, client):
+        for worker in workers:
+            worker.paused = True
+        deadline = time.monotonic() + 7  # two of its looks come two seconds after one another
+        while time.monotonic() < deadline:
+            assert all(known["is_healthy"] for known in await asyncio.to_thread(router._workers))
+            await asyncio.sleep(0.5)
+        assert await ask(client, 1) == 1
 
 
 async def test_requests_of_an_engine_that_dies_are_answered_by_the_others(tmp_path):
