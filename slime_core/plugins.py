@@ -21,7 +21,7 @@ from pluggy import HookImpl, PluginManager
 
 from slime_core import hookspecs
 from slime_core.bound import Bound
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.hookspecs import EITHER_COLOUR, PROJECT
 
 HOOKS: dict[str, Callable[..., Any]] = {
@@ -149,13 +149,26 @@ class Plugins:
                     )
 
     def check_options(self, args: argparse.Namespace) -> None:
-        """Call every `configure` that needs no built plugin: functions of modules, static methods of classes."""
+        """Call every `configure` that needs no built plugin: functions of modules, static methods of classes.
+
+        Raises:
+            PluginError: when one raises anything but an error for the user.
+        """
         for impl in self.manager.hook.configure.get_hookimpls():
             of_instances = inspect.isclass(impl.plugin) and not isinstance(
                 inspect.getattr_static(impl.plugin, "configure"), staticmethod
             )
-            if not impl.wrapper and not of_instances:
+            if impl.wrapper or of_instances:
+                continue
+            try:
                 impl.function(*[args for _ in impl.argnames])
+            except SlimeError:
+                raise
+            except Exception as error:
+                raise PluginError(
+                    f"plugin '{impl.plugin_name}': configure raised {type(error).__name__}: {error}; for a wrong "
+                    "option it should raise OptionError."
+                ) from error
 
     def start(self, args: argparse.Namespace) -> None:
         """Build the class plugins and call every `configure`."""

@@ -127,6 +127,7 @@ def test_parquet_rows_are_those_of_jsonl(make_args, write_rows, write_parquet):
     for row in reversed(range(8)):
         lines, groups = (file.sample(args, row).to_dict() for file in files)
         del lines["metadata"]["none"]
+        assert (lines.pop("origin")[-6:], groups.pop("origin")[-5:]) == (f"line {row + 1}", f"row {row}")
         assert groups == lines
 
 
