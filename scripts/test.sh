@@ -19,4 +19,5 @@ for plugin in plugins/*/; do
   mypy "$plugin$(basename "$plugin")"
 done
 # Threads that spin while they wait would take the cores from the processes under test.
+# loadgroup: each test by itself goes to the process that is free, so that long ones do not wait for one another.
 OMP_WAIT_POLICY=PASSIVE python -m pytest -n 2 --dist loadgroup ${tier[@]+"${tier[@]}"} "$@"

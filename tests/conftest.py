@@ -13,18 +13,7 @@ from hypothesis import settings
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
-TOGETHER = {"engines", "megatron", "real_sglang", "training", "weights"}
-"""Directories whose tests share servers, or jobs on several ranks."""
-
 InstallPackage = Callable[..., Path]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `pytest -n`: what shares costly fixtures stays in one process; each run of the cluster goes by itself."""
-    for item in items:
-        folder = item.path.parent.name
-        if folder != "cluster":
-            item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else str(item.path)))
 
 
 @pytest.fixture
