@@ -46,10 +46,8 @@ class Cluster:
         self._frozen: list[Fleet] = []
         self._version = -1
         """Of the weights that the engines have."""
-        self._trained_since = False
-        """Whether the trainer's weights are later ones."""
-        self._trainer_version: int | None = None
-        """Those; None while it trains."""
+        self._trainer_version: int | None = -1
+        """Of the trainer's, which are later ones between training and the next update; None while it trains."""
         self._trainers: list[Any] = []
         self._overlap: Overlap | None = None
         self._manager: Any = None
@@ -94,7 +92,7 @@ class Cluster:
             self._tell_engines(lambda urls: [self._trainers[0].release_engines.remote(urls)])
         shards = [collected.shards[share] for share in data_parallel_ranks(self._args)]
         calls = [trainer.train.remote(step, [shard]) for trainer, shard in zip(self._trainers, shards, strict=True)]
-        self._trained_since, self._trainer_version = True, None
+        self._trainer_version = None
         metrics = self._all(calls, paused=self._args.offload_engines)[0]
         self._trainer_version = step + 1
         return metrics
@@ -109,7 +107,7 @@ class Cluster:
         urls, metrics = self._tell_engines(
             lambda urls: [trainer.send_weights.remote(version, urls) for trainer in self._trainers]
         )
-        self._version, self._trained_since = version, False
+        self._version = self._trainer_version = version
         self._fleet.has_weights(urls)
         return metrics
 
@@ -229,11 +227,9 @@ class Cluster:
         """
         if not self._trainers:
             return ray.put(None)
-        version: int | None = self._version if self._version >= 0 else None
-        if self._trained_since:
-            others = self._fleet is not None and self._fleet.any_is(State.JOINING, State.ADMITTED, State.SERVING)
-            version = None if others or version is None else self._trainer_version
-        if version is None:
+        others = self._fleet is not None and self._fleet.any_is(State.JOINING, State.ADMITTED, State.SERVING)
+        version = self._trainer_version
+        if version is None or self._version < 0 or (others and version != self._version):
             return None
         calls = [trainer.send_weights_to.remote(version, url) for trainer in self._trainers]
         return calls[0]

@@ -67,9 +67,9 @@ class Engine:
     state: State = State.STARTING
     url: str = ""
     call: Any = None
-    """What is under way: the start, the weights, the admission or, once it serves, a check."""
+    """What is under way: the start, the weights or the admission."""
     check: Any = None
-    """While it is given weights, the question how it is: it may hang over them."""
+    """The question how it is, while it serves or is given weights, over which it may hang."""
     checked_at: float = 0.0
     num_failed_starts: int = 0
     start_at: float = 0.0
@@ -134,9 +134,9 @@ class Fleet:
 
     def finish_checks(self) -> None:
         """Return when no engine is being asked how it is: SGLang does not answer that while it is paused."""
-        calls = [engine.call for engine in self.engines if engine.state is State.SERVING and engine.call is not None]
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=self._patience_s)
+        checks = [engine.check for engine in self.engines if engine.state is State.SERVING and engine.check is not None]
+        if checks:
+            ray.wait(checks, num_returns=len(checks), timeout=self._patience_s)
 
     def all_well(self, urls: Sequence[str]) -> bool:
         """Ask these engines how they are, now, and wait for the answers; those that are not well are lost."""
@@ -192,16 +192,13 @@ class Fleet:
         return actors
 
     def _advance(self, engine: Engine, paused: bool) -> None:
-        if engine.state is State.JOINING:
-            self._watch_joining(engine)
+        if engine.state in (State.JOINING, State.SERVING):
+            self._watch(engine, paused or engine.state is State.JOINING)
         if engine.call is not None:
             if not _done(engine.call):
-                if engine.state is State.SERVING and time.monotonic() - engine.checked_at > self._patience_s:
-                    self._lose(engine, f"its actor has not answered for {self._patience_s:g} s")
                 return
             call, engine.call = engine.call, None
-            result = ray.get(call)
-            self._take(engine, result)
+            self._take(engine, ray.get(call))
         if engine.state is State.DOWN and not paused and time.monotonic() >= engine.start_at:
             engine.state = State.STARTING
             engine.call = self._host.start_engine(engine.actor, engine.index, again=True)
@@ -209,17 +206,17 @@ class Fleet:
             engine.call = self._host.send_current_weights(engine.url)
             if engine.call is not None:
                 engine.state = State.JOINING
-        elif engine.state is State.SERVING:
-            engine.call, engine.checked_at = engine.actor.check.remote(paused), time.monotonic()
 
-    def _watch_joining(self, engine: Engine) -> None:
-        if engine.check is None:
-            engine.check, engine.checked_at = engine.actor.check.remote(True), time.monotonic()
-        elif _done(engine.check):
+    def _watch(self, engine: Engine, paused: bool) -> None:
+        """Take the answer to how it is, and ask again."""
+        if engine.check is not None:
+            if not _done(engine.check):
+                if time.monotonic() - engine.checked_at > self._patience_s:
+                    self._lose(engine, f"its actor has not answered for {self._patience_s:g} s")
+                return
             check, engine.check = engine.check, None
             ray.get(check)
-        elif time.monotonic() - engine.checked_at > self._patience_s:
-            self._lose(engine, f"its actor has not answered for {self._patience_s:g} s")
+        engine.check, engine.checked_at = engine.actor.check.remote(paused), time.monotonic()
 
     def _take(self, engine: Engine, result: Any) -> None:
         """A call has ended well."""

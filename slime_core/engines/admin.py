@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from slime_core.engines.topology import parse_topology
 from slime_core.errors import EngineError
 
 TO_NOBODY = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
@@ -126,7 +127,7 @@ class EngineAdmin:
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> dict[str, list[float]]:
         """URL -> log-probability of every token of the prompt but the first; none of engines that only decode."""
-        roles = {url: info.get("disaggregation_mode") for url, info in (await self.server_infos()).items()}
+        roles = {url: parse_topology(info).role for url, info in (await self.server_infos()).items()}
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},

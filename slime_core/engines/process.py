@@ -90,8 +90,8 @@ def free_port(host: str = LOOPBACK) -> int:
     It is none of those that the system gives to outgoing connections, one of which might take it while a server is
     still loading its model.
     """
-    for _ in range(100):
-        port = random.SystemRandom().randrange(FIRST_PORT, max(_first_outgoing_port(), FIRST_PORT + 1))
+    below = range(FIRST_PORT, _first_outgoing_port())
+    for port in random.SystemRandom().sample(below, min(100, len(below))):
         if port_is_free(port, host):
             return port
     with socket.socket() as probe:

@@ -80,8 +80,9 @@ async def generate_samples(
     own_temperature = sample.sampling_params.get("temperature", args.temperature)
     if not evaluation and args.num_trainers and own_temperature != args.temperature:
         raise DataError(
-            f"a row of data set '{sample.dataset}' is sampled at temperature {own_temperature}, but the trainer "
-            f"computes at --temperature {args.temperature:g}: leave the temperature out of rows that are trained."
+            f"{sample.origin or f'a row of data set {sample.dataset!r}'}: it is sampled at temperature "
+            f"{own_temperature}, but the trainer computes at --temperature {args.temperature:g}: leave the temperature "
+            "out of rows that are trained."
         )
     may_vanish = sample.status is Status.ABORTED and sample.index != sample.rollout_index
     seen = SampleEngine(engine, requests, args.seed, sample)

@@ -43,7 +43,8 @@ async def stand_in(role: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]
     asked: list[dict[str, Any]] = []
 
     async def server_info(request: web.Request) -> web.Response:
-        return web.json_response({"disaggregation_mode": role})
+        sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "disaggregation_bootstrap_port": 1}
+        return web.json_response({"version": "0.5.23", "disaggregation_mode": role, **sizes})
 
     async def generate(request: web.Request) -> web.Response:
         asked.append(await request.json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from slime_core.training.megatron.loss import vocab_parallel_logprobs
 from slime_core.training.megatron.spec import PackedSequences
 
 
-class PackedModel(GPTModel):
+class PackedModel(GPTModel, ABC):
     """A GPTModel whose last stage gives float32 [R] for the response tokens of a packed row instead of logits."""
 
     def _postprocess(
@@ -40,6 +41,7 @@ class PackedModel(GPTModel):
             for values in found
         )
 
+    @abstractmethod
     def outputs(self, states: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
         """Float32 [R] each, the same on every tensor-parallel rank.
 
@@ -48,7 +50,6 @@ class PackedModel(GPTModel):
             targets: [R] int64, the successors of these tokens.
             temperature: the policy's.
         """
-        raise NotImplementedError
 
 
 class PolicyModel(PackedModel):
