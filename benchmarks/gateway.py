@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.byte_tokenizer import byte_tokenizer
 from benchmarks.multi_turn import figures
 from slime_core import Generation, Sample, Status, Turn, take_turns
 from slime_core.testing import make_options
@@ -102,21 +102,9 @@ class Engine:
         return self._generation
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, `<s>` and `<e>`."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="<e>", additional_special_tokens=["<s>"], chat_template=CHAT_TEMPLATE
-    )
-    return tokenizer
-
-
 async def measure(kind: str, num_sessions: int, seconds: float) -> dict[str, float]:
     """The figures of one way to do the work."""
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(eos_token="<e>", additional_special_tokens=["<s>"], chat_template=CHAT_TEMPLATE)
     engine = Engine(tokenizer, seconds)
     params = {"temperature": 1.0, "max_new_tokens": 1 << 16, "stop": []}
     samples = [Sample(prompt="do it " * 30, index=i, group_index=i, rollout_index=i) for i in range(num_sessions)]

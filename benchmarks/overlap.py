@@ -108,14 +108,11 @@ def _run(args: argparse.Namespace, directory: Path, name: str, overlap: bool) ->
 def _write_model(directory: Path, width: int) -> None:
     """A Qwen3 of 5 M parameters at width 256, and a tokenizer of one token a byte."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
-    tokenizer.save_pretrained(directory)
+    from benchmarks.byte_tokenizer import byte_tokenizer
+
+    byte_tokenizer(eos_token="<eos>", pad_token="<pad>").save_pretrained(directory)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=6,

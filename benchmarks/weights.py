@@ -12,7 +12,8 @@ Both as bytes per second over those of `copy`: `copy_` of the same tensors, by a
 process that exist already. (`clone_gb_per_s`, a copy into new memory, is slower by what the kernel takes for it.) Of
 every number the best of the rounds counts, on both sides: what other programs take is no transport's.
 
-    python -m benchmarks.weights [--quick] [--sglang-python .venv-sglang/bin/python]
+    python -m benchmarks.weights [--quick]
+        [--sglang-python .venv-sglang/bin/python --sglang-env PYTHONPATH=$PWD/tests/real_sglang/shim]
 
 The last line of the output is one line of JSON with every figure.
 """
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.byte_tokenizer import byte_tokenizer
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.server import EngineServer
 from slime_core.options import Options, parse
@@ -107,7 +109,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def write_model(directory: Path, args: argparse.Namespace) -> Path:
-    """A Qwen3 with random weights."""
+    """A Qwen3 with random weights, and a tokenizer, which SGLang wants for the prompt that it warms up with."""
+    byte_tokenizer(eos_token="<e>").save_pretrained(directory)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
@@ -141,6 +144,7 @@ def measure(args: argparse.Namespace, model: Path, directory: Path) -> dict[str,
     if args.sglang_python:
         words = ["--engine", "sglang", "--engine-python", args.sglang_python, "--sglang-dtype", args.dtype]
         words += [word for name, value in SGLANG_CPU.items() for word in (f"--sglang-{name}", value)]
+        words.append("--sglang-sleep-on-idle")  # else it takes a whole core while it waits
         environment = ["SGLANG_USE_CPU_ENGINE=1", *args.sglang_env]
         cases.append(("sglang_", ["disk", "broadcast", "tensor"], ["--engine-env", *environment, *words]))
     for prefix, transports, words in cases:
@@ -199,14 +203,19 @@ async def rounds(syncs: dict[str, WeightSync], url: str, source: Source, num_rou
 
 
 async def alone(sync: WeightSync, url: str, source: Source, version: int) -> float:
-    """Seconds of the transport by itself, from the first byte it writes to the last that the engine uses."""
+    """Seconds of the transport by itself, from the first byte it writes to the last that the engine uses.
+
+    As in a run the engine pauses only when all is prepared: an SGLang that is paused never sleeps.
+    """
     update = Update(version, lambda: source.weights(source.dtype), {})
     async with EngineAdmin([url], TIMEOUT_S) as admin:
-        await admin.pause("retract")
         started = time.perf_counter()
         async with sync.transport.offer(admin, update) as deliver:
+            prepared = time.perf_counter()
+            await admin.pause("retract")
+            paused = time.perf_counter()
             await deliver()
-        taken = time.perf_counter() - started
+        taken = time.perf_counter() - paused + prepared - started
         await admin.resume()
     return taken
 

@@ -986,6 +986,17 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--importance-high", type=positive, metavar="X", help="upper bound of that ratio (default: 2 for tis, else 5)"
     )
     g.add_argument(
+        "--importance-normalize",
+        action="store_true",
+        help="divide these weights by their mean over the optimiser step's tokens, or sequences (self-normalised)",
+    )
+    g.add_argument(
+        "--importance-veto",
+        type=positive,
+        metavar="X",
+        help="leave out a sequence with a token whose p_trainer / p_engine is below X, such as 1e-4",
+    )
+    g.add_argument(
         "--mask-offpolicy-delta",
         type=non_negative,
         metavar="X",
@@ -1385,7 +1396,7 @@ def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
 
 def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
     """Whether a round needs the policy's log-probabilities before its first update's own forward."""
-    several = num_steps > 1 or bool(args.kl_coef) or args.teacher_model is not None
+    several = num_steps > 1 or bool(args.kl_coef) or args.teacher_model is not None or args.importance_normalize
     return several and not args.use_rollout_logprobs
 
 
@@ -1487,6 +1498,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
     if args.importance_correction is not None and args.use_rollout_logprobs:
         raise OptionError(
             "--importance-correction compares the trainer with the engine, whose log-probabilities "
+            "--use-rollout-logprobs takes for the trainer's; drop one of them."
+        )
+    if args.importance_normalize and args.importance_correction is None:
+        raise OptionError("--importance-normalize divides the weights of --importance-correction, which is not given.")
+    if args.importance_veto is not None and args.use_rollout_logprobs:
+        raise OptionError(
+            "--importance-veto compares the trainer with the engine, whose log-probabilities "
             "--use-rollout-logprobs takes for the trainer's; drop one of them."
         )
     low, high = importance_bounds(args)

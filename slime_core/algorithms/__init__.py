@@ -11,7 +11,14 @@ from slime_core.algorithms.aggregation import (
     segment_sum,
     token_weights,
 )
-from slime_core.algorithms.correction import CORRECTION_KINDS, CORRECTION_LEVELS, importance_weights, offpolicy_mask
+from slime_core.algorithms.correction import (
+    CORRECTION_KINDS,
+    CORRECTION_LEVELS,
+    importance_weights,
+    offpolicy_mask,
+    vetoed_sequences,
+    weight_sums,
+)
 from slime_core.algorithms.kl import KL_KINDS, kl_estimate
 from slime_core.algorithms.ratios import cispo_loss, dual_clip, importance_ratio, ppo_clip_loss, sequence_ratio
 from slime_core.algorithms.returns import at_last_token, discounted_returns, gae, value_loss
@@ -39,5 +46,7 @@ __all__ = [
     "sequence_ratio",
     "token_weights",
     "value_loss",
+    "vetoed_sequences",
+    "weight_sums",
     "whiten",
 ]

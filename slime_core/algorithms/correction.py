@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from slime_core.algorithms.aggregation import masked_sequence_mean, segment_sum
@@ -73,6 +75,45 @@ def importance_weights(
         return ratio.clamp(low, high), outside
     inside = ratio if kind == "icepop" else torch.ones_like(ratio)
     return torch.where(outside, 0.0, inside), outside
+
+
+def vetoed_sequences(
+    old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor, low: float
+) -> torch.Tensor:
+    """Which sequences have a trained token with p_trainer / p_engine < low: one such token tells of a broken sample.
+
+    The veto of Liu et al., "When Speed Kills Stability" (2025).
+
+    Args:
+        old_logprobs: [R], the trainer's, before the round's first update.
+        rollout_logprobs: [R], the engine's; a token where it is NaN vetoes nothing.
+        mask: [R], bool or 0/1.
+        lengths: [S] integers, response tokens of each sample.
+        low: the smallest ratio let through, above 0.
+
+    Returns:
+        bool [R], true at every token of such a sequence.
+    """
+    below = mask.bool() & (old_logprobs - rollout_logprobs < math.log(low))
+    vetoes = segment_sum(below.to(torch.int64), lengths)
+    return torch.repeat_interleave(vetoes > 0, lengths, output_size=len(below))
+
+
+def weight_sums(weights: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor, level: str) -> torch.Tensor:
+    """What `importance_weights` are averaged over: [S] sums over a sample's trained tokens, or a sequence's one weight.
+
+    Their total, over the trained tokens at level token, else over the samples that train, is the mean weight; dividing
+    by it makes importance sampling self-normalised.
+
+    Args:
+        weights: [R].
+        mask: [R], bool or 0/1.
+        lengths: [S] integers, response tokens of each sample.
+        level: one of `CORRECTION_LEVELS`.
+    """
+    if level == "token":
+        return segment_sum(torch.where(mask.bool(), weights, 0.0), lengths)
+    return masked_sequence_mean(weights, mask, lengths)
 
 
 def offpolicy_mask(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slime_core.algorithms import importance_weights, kl_estimate, offpolicy_mask, token_weights
+from slime_core.algorithms import importance_weights, kl_estimate, offpolicy_mask, token_weights, vetoed_sequences
 from slime_core.bound import Bound, blamed
 from slime_core.errors import PluginError
 from slime_core.options import importance_bounds
@@ -30,6 +30,8 @@ class StepLoss:
     meters: Meters
     compare: bool
     """Whether to note how far these log-probabilities are from the engine's."""
+    mean_weight: float = 1.0
+    """Of the step's importance weights, over all ranks, by which `--importance-normalize` divides them."""
 
     def __call__(
         self, rows: IntArray, batch: TensorBatch, logprobs: torch.Tensor, entropy: torch.Tensor
@@ -52,7 +54,7 @@ class StepLoss:
         losses, metrics = pair(self.plugin, given, "(loss, metrics)")
         for what, value in {"a loss": losses, **metrics}.items():
             check_per_token(self.plugin, what, value, batch.num_response_tokens)
-        terms, measured = loss_terms(self.args, batch, losses.float(), logprobs, entropy)
+        terms, measured = loss_terms(self.args, batch, losses.float(), logprobs, entropy, self.mean_weight)
         kind, total = self.args.loss_aggregation, self.step.denominator(self.args)
         of_rollouts = self.step.rollout_tokens
         siblings = None if of_rollouts is None else of_rollouts[torch.from_numpy(rows)]
@@ -69,11 +71,17 @@ class StepLoss:
 
 
 def loss_terms(
-    args: argparse.Namespace, batch: TensorBatch, losses: torch.Tensor, logprobs: torch.Tensor, entropy: torch.Tensor
+    args: argparse.Namespace,
+    batch: TensorBatch,
+    losses: torch.Tensor,
+    logprobs: torch.Tensor,
+    entropy: torch.Tensor,
+    mean_weight: float = 1.0,
 ) -> tuple[dict[str, torch.Tensor], Metrics]:
     """The terms whose sum is the loss of each token, and what was measured on the way.
 
-    - policy_loss: the plugin's, weighed by `--importance-correction`, less what `--mask-offpolicy-delta` leaves out.
+    - policy_loss: the plugin's, weighed by `--importance-correction`, less what `--importance-veto` and
+      `--mask-offpolicy-delta` leave out.
     - kl_loss: `--kl-loss-coef` times the divergence from the reference.
     - entropy_loss: minus `--entropy-coef` times the entropy.
 
@@ -83,13 +91,14 @@ def loss_terms(
         losses: [R], the plugin's.
         logprobs: [R], with gradient.
         entropy: [R], with gradient.
+        mean_weight: what the importance weights are divided by.
 
     Returns:
         Terms and metrics by name, [R] each; a term that no option asks for is missing.
     """
     assert batch.old_logprobs is not None, "the trainer sets them before the loss"
     metrics = {"logprob": logprobs} | mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs)
-    terms = {"policy_loss": _corrected(args, batch, losses, logprobs, metrics)}
+    terms = {"policy_loss": _corrected(args, batch, losses, logprobs, metrics, mean_weight)}
     if batch.ref_logprobs is not None:
         # a token that is not trained must not overflow: its gradient would be 0 times infinity
         reference = torch.where(batch.loss_mask, batch.ref_logprobs, logprobs.detach())
@@ -104,31 +113,50 @@ def loss_terms(
 
 
 def _corrected(
-    args: argparse.Namespace, batch: TensorBatch, losses: torch.Tensor, logprobs: torch.Tensor, metrics: Metrics
+    args: argparse.Namespace,
+    batch: TensorBatch,
+    losses: torch.Tensor,
+    logprobs: torch.Tensor,
+    metrics: Metrics,
+    mean_weight: float,
 ) -> torch.Tensor:
-    mask, lengths = batch.loss_mask, batch.response_lengths
-    assert batch.old_logprobs is not None
-    if args.importance_correction is not None:
-        low, high = importance_bounds(args)
-        weights, outside = importance_weights(
-            batch.old_logprobs,
-            batch.rollout_logprobs,
-            mask,
-            lengths,
-            kind=args.importance_correction,
-            level=args.importance_level,
-            low=low,
-            high=high,
-        )
+    mask, lengths, old = batch.loss_mask, batch.response_lengths, batch.old_logprobs
+    assert old is not None
+    given = correction_weights(args, batch)
+    if given is not None:
+        weights, outside = given
+        weights = weights / mean_weight
         losses = losses * weights
         metrics |= {"importance_weight": weights, "importance_outside_fraction": outside.float()}
+    if args.importance_veto is not None:
+        vetoed = vetoed_sequences(old, batch.rollout_logprobs, mask, lengths, args.importance_veto)
+        losses = torch.where(vetoed, 0.0, losses)
+        metrics["importance_vetoed_fraction"] = vetoed.float()
     if args.mask_offpolicy_delta is not None and batch.advantages is not None:
         # the engine's own where it has them, so that numerics and age both count
-        sampled = torch.where(batch.rollout_logprobs.isnan(), batch.old_logprobs, batch.rollout_logprobs)
+        sampled = torch.where(batch.rollout_logprobs.isnan(), old, batch.rollout_logprobs)
         left_out = offpolicy_mask(logprobs, sampled, batch.advantages, mask, lengths, args.mask_offpolicy_delta)
         losses = torch.where(left_out, 0.0, losses)
         metrics["offpolicy_masked_fraction"] = left_out.float()
     return losses
+
+
+def correction_weights(args: argparse.Namespace, batch: TensorBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The importance weights [R] that the options ask for, and where their ratio is out of bounds; None without any."""
+    if args.importance_correction is None:
+        return None
+    assert batch.old_logprobs is not None, "the trainer sets them before the loss"
+    low, high = importance_bounds(args)
+    return importance_weights(
+        batch.old_logprobs,
+        batch.rollout_logprobs,
+        batch.loss_mask,
+        batch.response_lengths,
+        kind=args.importance_correction,
+        level=args.importance_level,
+        low=low,
+        high=high,
+    )
 
 
 def mismatch_metrics(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> Metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from slime_core.algorithms import kl_estimate, whiten
+from slime_core.algorithms import kl_estimate, weight_sums, whiten
 from slime_core.bound import blamed
 from slime_core.errors import OptionError, SlimeError
 from slime_core.options import compares_old_logprobs
@@ -19,7 +19,7 @@ from slime_core.plugins import Plugins
 from slime_core.tracking.flops import ModelFlops
 from slime_core.training.batch import TensorBatch, without_truncated
 from slime_core.training.meters import Meters, round_metrics
-from slime_core.training.objective import StepLoss, check_per_token, pair
+from slime_core.training.objective import StepLoss, check_per_token, correction_weights, pair
 from slime_core.training.ranks import DataParallel
 from slime_core.training.skipped import StepNorms
 from slime_core.training.steps import Step, round_steps, trained_tokens
@@ -116,6 +116,7 @@ class Round:
         norms, critic_norms = StepNorms(run_dir, name, rank), StepNorms(run_dir, f"{name}_critic", rank)
         empty = 0
         lr = backend.lr
+        mean_weights = self._mean_weights(batch, steps)
         for number, part in enumerate(steps):
             lr = backend.lr
             if critic is not None and batch.returns is not None:
@@ -124,7 +125,8 @@ class Round:
                 if step < args.critic_only_rounds:
                     continue
             with meters.clock("forward_backward"):
-                loss = StepLoss(args, self._loss, part, meters, compare=number == 0 and not compared)
+                compare = number == 0 and not compared
+                loss = StepLoss(args, self._loss, part, meters, compare, mean_weights[number])
                 backend.backward(batch, part.rows, loss)
             if self._flops is not None:
                 meters.add_flops(float(self._flops.of_sequences(shard.batch.lengths[part.rows]).sum()))
@@ -186,9 +188,21 @@ class Round:
         if self._args.use_rollout_logprobs:
             # NaN is left on tokens that are not trained, where it would still poison the gradient
             batch.old_logprobs = batch.rollout_logprobs.nan_to_num(0.0)
-        elif num_steps > 1 or self._args.kl_coef or batch.teacher_logprobs is not None:
+        elif compares_old_logprobs(self._args, num_steps) or batch.teacher_logprobs is not None:
             batch.old_logprobs = _completed(batch, rows, "old_logprobs", self._backend.logprobs)
             meters.compare(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+
+    def _mean_weights(self, batch: TensorBatch, steps: Sequence[Step]) -> list[float]:
+        """Of each step's importance weights, over all ranks; 1 without `--importance-normalize`."""
+        given = correction_weights(self._args, batch) if self._args.importance_normalize else None
+        if given is None:
+            return [1.0] * len(steps)
+        level = self._args.importance_level
+        of_samples = weight_sums(given[0].double(), batch.loss_mask, batch.response_lengths, level)
+        mine = [of_samples[torch.from_numpy(part.rows).to(batch.device)].sum() for part in steps]
+        totals = self._ranks.sum_(torch.stack(mine)).tolist()
+        counts = [part.num_tokens if level == "token" else part.num_sequences for part in steps]
+        return [total / count if total else 1.0 for total, count in zip(totals, counts, strict=True)]
 
     def _set_advantages(self, batch: TensorBatch, shard: Shard) -> None:
         """Ask the estimator, unless the round has neither a reward nor a teacher (demonstrations)."""

@@ -9,7 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.algorithms import CORRECTION_KINDS, CORRECTION_LEVELS, importance_weights, offpolicy_mask
+from slime_core.algorithms import (
+    CORRECTION_KINDS,
+    CORRECTION_LEVELS,
+    importance_weights,
+    offpolicy_mask,
+    vetoed_sequences,
+    weight_sums,
+)
 
 NUMBERS = st.floats(-2, 2, width=32)
 ENGINE = st.one_of(NUMBERS, st.just(math.nan))
@@ -78,3 +85,25 @@ def test_offpolicy_sequences_are_the_naive_ones(samples, data):
         expected += [far and a < 0 for a in advantages[place : place + len(sample)].tolist()]
         place += len(sample)
     assert got.tolist() == expected
+
+
+@given(SAMPLES)
+def test_one_token_below_the_bound_vetoes_its_sequence(samples):
+    low = 0.3210987654
+    expected = []
+    for sample in samples:
+        broken = any(m and not math.isnan(e) and math.exp(o - e) < low for o, e, m in sample)
+        expected += [broken] * len(sample)
+    assert vetoed_sequences(*columns(samples), low).tolist() == expected
+
+
+@given(SAMPLES, st.sampled_from(CORRECTION_LEVELS))
+def test_weights_divided_by_their_mean_have_mean_1(samples, level):
+    *tokens, mask, lengths = columns(samples)
+    weights, _ = importance_weights(*tokens, mask, lengths, kind="tis", level=level, low=0.1, high=3.0)
+    sums = weight_sums(weights, mask, lengths, level)
+    assert sums.shape == lengths.shape
+    parts = zip(weights.split(lengths.tolist()), mask.split(lengths.tolist()), strict=True)
+    of_samples = [w[m].tolist() for w, m in parts]
+    averaged = [w for ws in of_samples for w in (ws if level == "token" else ws[:1])]
+    assert sums.sum().item() == pytest.approx(sum(averaged), abs=1e-9)

@@ -202,6 +202,46 @@ def test_corrected_rounds_are_the_naive_ones(kind, level, make_trainer, near_sam
     assert got["train/importance_outside_fraction"] == pytest.approx(outside / count, abs=1.5 / count)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_normalised_weights_have_mean_1_in_every_step(level, make_trainer, near_samples, shard_of, model_dir):
+    made = near_samples(8)
+    advantages = rewards_above_mean(made)
+    weights, averaged = [], []
+    for sample in made:
+        own = distributions(model_dir, sample)[0].detach().tolist()
+        offs = [lp - e if m else 0.0 for lp, e, m in zip(own, sample.logprobs, sample.loss_mask, strict=True)]
+        weights.append([min(math.exp(sum(offs) if level == "sequence" else off), 1.5) for off in offs])
+        trained = [w for w, m in zip(weights[-1], sample.loss_mask, strict=True) if m]
+        averaged += trained if level == "token" else trained[:1]
+    mean = statistics.fmean(averaged)
+    assert abs(mean - 1) > 0.02, "the case tests nothing"
+    loss, norm = naive_gradient_norm(
+        model_dir, made, lambda n, t, lp, h: -weights[n][t] / mean * advantages[n] * torch.exp(lp - lp.detach())
+    )
+    flags = ["--importance-correction", "tis", "--importance-level", level, "--importance-high", "1.5"]
+    got = trained_round(make_trainer, shard_of, made, *flags, "--importance-normalize", "--max-tokens-per-gpu", "30")
+    assert got["train/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-6)
+    assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-3)
+
+
+def test_a_sequence_with_one_impossible_token_is_vetoed(make_trainer, near_samples, shard_of, model_dir):
+    made = near_samples(8)
+    advantages = rewards_above_mean(made)
+    broken = made[2]
+    place = int(np.flatnonzero(broken.loss_mask)[-1])
+    broken.logprobs[place] = 0.0  # the engine was sure of it; the trainer is not
+    own = distributions(model_dir, broken)[0].detach()
+    assert own[place] < math.log(1e-1)
+    loss, norm = naive_gradient_norm(
+        model_dir, made, lambda n, t, lp, h: -(n != 2) * advantages[n] * torch.exp(lp - lp.detach())
+    )
+    got = trained_round(make_trainer, shard_of, made, "--importance-veto", "0.1")
+    assert got["train/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-6)
+    assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-3)
+    total = sum(int(sample.loss_mask.sum()) for sample in made)
+    assert got["train/importance_vetoed_fraction"] == pytest.approx(int(broken.loss_mask.sum()) / total)
+
+
 def test_mismatch_is_measured_without_any_correction(make_trainer, near_samples, shard_of, model_dir):
     made = near_samples(8)
     ratios = [
@@ -351,6 +391,8 @@ def test_a_teacher_of_another_vocabulary_is_refused(make_trainer, other_model, t
         (["--ref-model", "nowhere"], "--ref-model .*nowhere is not a model directory"),
         (["--ref-update-interval", "3"], "there is none"),
         (["--importance-correction", "tis", "--use-rollout-logprobs"], "drop one of them"),
+        (["--importance-veto", "1e-4", "--use-rollout-logprobs"], "drop one of them"),
+        (["--importance-normalize"], "--importance-correction, which is not given"),
         (["--importance-low", "3", "--importance-high", "1"], "--importance-low 3 is above --importance-high 1"),
     ],
 )

@@ -18,10 +18,10 @@ def flags_of(model_dir: Path, *flags: str) -> list[str]:
 WHITENED = ["--advantage-estimator", "reinforce_plus_plus", "--kl-coef", "0.1", "--loss-aggregation", "constant"]
 PPO = ["--advantage-estimator", "ppo", "--critic", "--critic-lr", "1e-3", "--whiten-advantages"]
 
+NORMALIZED = ["--importance-correction", "tis", "--importance-normalize", "--loss-aggregation", "sequence"]
 
-@pytest.mark.parametrize(
-    "chosen", [[], ["--loss-aggregation", "sequence"], ["--loss-aggregation", "rollout"], WHITENED, PPO]
-)
+
+@pytest.mark.parametrize("chosen", [[], ["--loss-aggregation", "rollout"], NORMALIZED, WHITENED, PPO])
 def test_two_ranks_train_as_one(chosen, model_dir, make_trainer, samples, shard_of, run_ranks, tmp_path):
     # two rounds of two steps; rank 1 has nothing of the second step of the second round
     split = [

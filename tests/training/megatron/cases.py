@@ -36,10 +36,11 @@ ALONE = ["qwen3", "qwen3_moe", "qwen2", "glm4", "llama", "one_kv_head"]
 
 PPO = ["--advantage-estimator", "ppo", "--critic", "--critic-lr", "1e-3", "--ppo-gamma", "0.9", "--ppo-lambda", "0.8"]
 TORCH_TOO = ["--lr", "1e-3", "--adam-eps", "1e-4", "--num-steps-per-rollout", "2", "--temperature", "0.7"]
+CORRECTED = ["--importance-correction", "tis", "--importance-normalize"]
 OBJECTIVES = {
     "grpo_kl": (TP2, ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", "--loss-aggregation", "sequence"]),
     "entropy": (TP2, ["--entropy-coef", "0.01", "--policy-loss", "cispo"]),
-    "corrected": (PP2, ["--kl-coef", "0.1", "--importance-correction", "tis", "--advantage-estimator", "rloo"]),
+    "corrected": (PP2, ["--kl-coef", "0.1", *CORRECTED, "--advantage-estimator", "rloo"]),
     "gspo": (CP2, ["--policy-loss", "gspo", "--use-rollout-logprobs", "--loss-aggregation", "rollout"]),
     "ppo": ([*TP2, *SP], PPO),
     "ppo_pp2": (PP2, [*PPO, "--critic-model", "LLAMA"]),
