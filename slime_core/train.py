@@ -16,7 +16,7 @@ from slime_core.tracking.alarms import Alarms
 from slime_core.tracking.checkpoints import resume
 from slime_core.tracking.metrics import perf_metrics
 from slime_core.tracking.progress import Progress
-from slime_core.tracking.report import create_run_dir, draw_chart
+from slime_core.tracking.report import METRICS_FILE, create_run_dir, draw_chart, read_metrics
 from slime_core.training.megatron.config import check_backend
 
 
@@ -61,6 +61,8 @@ class Run:
         if first == 0 and args.eval_data:
             self._engines.evaluate(first)
         self._num_trained = first
+        if first and (self._run_dir / METRICS_FILE).exists():
+            self._alarms.recall(read_metrics(self._run_dir))
         try:
             for step in range(first, args.num_rollout):
                 # the weights a run resumes from were evaluated before they were saved
@@ -68,11 +70,12 @@ class Run:
                 done = step + 1
                 if schedule.evaluate_alone(done):
                     self._engines.evaluate(done)
-                if schedule.export(done):  # before the checkpoint: a run resumed from that one would not write it
-                    self._saving.export(done)
-                if schedule.save(done):
-                    self._engines.settle()
-                    self._saving.begin(done)
+                with self._progress.phase("save"):
+                    if schedule.export(done):  # before the checkpoint: a run resumed from that one would not write it
+                        self._saving.export(done)
+                    if schedule.save(done):
+                        self._engines.settle()
+                        self._saving.begin(done)
             self._saving.finish()
         except EnginesLostError as error:
             self._cluster.abandon()
@@ -83,10 +86,10 @@ class Run:
 
     def _round(self, step: int, evaluate: bool) -> None:
         phase, engines, schedule = self._progress.phase, self._engines, self._schedule
-        self._progress.lap()
+        before = self._progress.lap()
         with phase("rollout", total=self._args.rollout_batch_size, step=step):
             collected = engines.take_round(step)
-        metrics = collected.metrics
+        metrics = collected.metrics | {"perf/save_s": before.get("save", 0.0)}
         if schedule.ahead:
             metrics |= engines.send_weights(step)
             if step + 1 < self._args.num_rollout:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
+from typing import Any
 
 NUM_FIRST = 5
 """Rounds whose mean later rounds are compared with."""
@@ -25,6 +26,12 @@ OVER = 2.0
 SAME = 1e-4
 """Divergence (nats) below which two models are the same."""
 
+SAME_LOGPROBS = 0.02
+"""Difference (nats) that bfloat16 may make between two passes of one model."""
+
+COMPARED = ("train/mismatch_kl", "train/entropy")
+"""What later rounds are measured against the first ones by."""
+
 
 class Alarms:
     """Looks at every round; an alarm that goes on sounds once, and again after it was over."""
@@ -33,6 +40,13 @@ class Alarms:
         self._args, self._say = args, say
         self._first: dict[str, list[float]] = {}
         self._sounding: set[str] = set()
+
+    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Compare with the first rounds of a run that is resumed, from the rows of its metrics.jsonl, in order."""
+        for row in rows:
+            for name in COMPARED:
+                if row.get(name) is not None:  # null stands for NaN
+                    self._compare(name, row)
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
         """Say the new alarms of a round, a line each.
@@ -78,18 +92,26 @@ class Alarms:
         )
 
     def _invariants(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """In the first round of one optimiser step, policy, old policy and a default reference are one model."""
+        """Before an update policy and old policy are one model and, in the first round, so is a default reference."""
         args = self._args
-        if step > 0 or args.num_steps_per_rollout > 1:
+        drift = metrics.get("train/first_step_drift", 0.0)
+        if drift > SAME_LOGPROBS:
+            return (
+                f"in the round's first step the policy is {drift:.2g} nats a token from its own log-probabilities of a "
+                "moment before (train/first_step_drift). Is something in the model random?"
+            )
+        if step > args.critic_only_rounds:
             return None
-        if not args.use_rollout_logprobs and abs(metrics.get("train/ppo_kl", 0.0)) > SAME:
+        one_step = args.num_steps_per_rollout == 1
+        if one_step and not args.use_rollout_logprobs and abs(metrics.get("train/ppo_kl", 0.0)) > SAME:
             return (
                 f"train/ppo_kl is {metrics['train/ppo_kl']:.2g} before any update and must be 0. Check --policy-loss."
             )
-        if args.ref_model is None and metrics.get("train/ref_kl", 0.0) > SAME:
+        off = metrics.get("train/first_step_ref_kl", 0.0)
+        if args.ref_model is None and off > SAME:
             return (
-                f"train/ref_kl is {metrics['train/ref_kl']:.2g} before any update, although the reference is --model; "
-                "it must be 0."
+                f"train/first_step_ref_kl is {off:.2g} before any update, although the reference is --model; it must "
+                "be 0."
             )
         return None
 
@@ -134,7 +156,7 @@ def _gradient(metrics: Mapping[str, float]) -> str | None:
 
 def _engine(metrics: Mapping[str, float]) -> str | None:
     off = metrics.get("train/logprob_abs_diff", 0.0)
-    if off <= LARGEST_LOGPROB_DIFF:
+    if not off > LARGEST_LOGPROB_DIFF:  # NaN is another alarm's matter
         return None
     return (
         f"the engine's log-probabilities are {off:.2g} nats a token from the trainer's (train/logprob_abs_diff). Do "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,12 @@ def _mlp(config: dict[str, Any], hidden: int) -> int:
     dense = _first(config, ("intermediate_size", "n_inner")) or 4 * hidden
     if not experts:
         return 3 * hidden * dense
-    width = config.get("moe_intermediate_size") or dense
+    width = _first(config, ("moe_intermediate_size",)) or dense
     shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
-    return 3 * hidden * (width * int(config.get("num_experts_per_tok") or 1) + shared) + hidden * experts
+    return 3 * hidden * (width * (_first(config, ("num_experts_per_tok",)) or 1) + shared) + hidden * experts
 
 
 def _first(config: dict[str, Any], names: tuple[str, ...]) -> int:
-    return next((int(config[name]) for name in names if config.get(name)), 0)
+    """The first of these that is set, 0 if none is; of one for each layer, such as Gemma 3n's, the mean."""
+    found = next((config[name] for name in names if config.get(name)), 0)
+    return round(fmean(found)) if isinstance(found, list) else int(found)

@@ -44,6 +44,9 @@ def rollout_metrics(
         return metrics
     metrics |= _reward_metrics(samples) | _length_metrics(samples) | _staleness_metrics(samples, weight_version)
     metrics |= _turn_metrics(samples)
+    if "reward/mean" in metrics:
+        chances = _pass_chances([attempts(group) for group in groups if group])
+        metrics |= {f"reward/{name}": chance for name, chance in chances.items()}
     metrics["rollout/zero_std_fraction"] = fmean(has_equal_rewards(group) for group in groups)
     return metrics
 
@@ -136,17 +139,23 @@ def eval_metrics(name: str, groups: Sequence[Group], n: int | None = None) -> di
     if not samples:
         return {}
     tries = [attempts(group) for group in groups if group]
-    n = min(map(len, tries)) if n is None else n
     metrics = {
         "mean": fmean(map(fmean, tries)),
         "failed_fraction": fmean(sample.status is Status.FAILED for sample in samples),
         "truncated_fraction": _truncated_fraction(samples),
         "response_length_mean": fmean(sample.response_length for sample in samples),
     }
-    for k in powers_of_two(n):
-        if estimates := [pass_at_k(len(t), sum(r >= 1 for r in t), k) for t in tries if len(t) >= k]:
-            metrics[f"pass@{k}"] = fmean(estimates)
+    metrics |= _pass_chances(tries, n)
     return {f"eval/{name}/{key}": value for key, value in metrics.items()}
+
+
+def _pass_chances(tries: Sequence[Sequence[float]], n: int | None = None) -> dict[str, float]:
+    """`pass@<k>` of prompts, given the rewards of their attempts, for the powers of two up to n, or to the fewest."""
+    found = {}
+    for k in powers_of_two(min(map(len, tries)) if n is None else n):
+        if estimates := [pass_at_k(len(t), sum(r >= 1 for r in t), k) for t in tries if len(t) >= k]:
+            found[f"pass@{k}"] = fmean(estimates)
+    return found
 
 
 def attempts(group: Group) -> list[float]:

@@ -174,7 +174,7 @@ def without_truncated(batch: TrainBatch) -> TrainBatch:
     return replace(batch, loss_mask=np.where(keep, batch.loss_mask, 0).astype(batch.loss_mask.dtype))
 
 
-def micro_batches(lengths: IntArray, rows: IntArray, max_tokens: int) -> list[IntArray]:
+def micro_batches(lengths: IntArray, rows: IntArray, max_tokens: int, *, padded: bool = False) -> list[IntArray]:
     """Split rows into micro-batches of at most `max_tokens` tokens, longest first, so that each holds similar lengths.
 
     A row longer than the budget gets a micro-batch of its own.
@@ -183,18 +183,19 @@ def micro_batches(lengths: IntArray, rows: IntArray, max_tokens: int) -> list[In
         lengths: [S] tokens of every sample.
         rows: positions of those to split, in any order.
         max_tokens: the budget.
+        padded: whether every row of a micro-batch takes as many tokens as its longest.
 
     Returns:
         Positions, each row once.
     """
     order = rows[np.argsort(-lengths[rows].astype(np.int64), kind="stable")]
     parts: list[list[int]] = []
-    room = 0
+    room = longest = 0
     for row in order.tolist():
         length = int(lengths[row])
-        if not parts or length > room:
+        if not parts or (longest if padded else length) > room:
             parts.append([])
-            room = max_tokens
+            room, longest = max_tokens, length
         parts[-1].append(row)
-        room -= length
+        room -= longest if padded else length
     return [np.array(part, np.int64) for part in parts]

@@ -21,6 +21,7 @@ class Meters:
         self._device = device
         self._sums: dict[str, torch.Tensor] = {}
         self._losses: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, torch.Tensor] = {}
         self._differences = torch.zeros(3, dtype=torch.float64, device=device)
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._flops = 0.0
@@ -36,6 +37,13 @@ class Meters:
             kept = torch.where(mask, value.detach(), 0.0).sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + kept if name in self._sums else kept
 
+    def add_part(self, values: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
+        """Add metrics that only some trained tokens have, [R] each, where the mask [R] is set: means over those."""
+        for name, value in values.items():
+            kept = torch.where(mask, value.detach(), 0.0).sum(dtype=torch.float64)
+            found = torch.stack([kept, mask.sum(dtype=torch.float64)])
+            self._parts[name] = self._parts[name] + found if name in self._parts else found
+
     def add_losses(self, losses: dict[str, torch.Tensor]) -> None:
         """Add a micro-batch's share of a step's loss and of its terms, scalars."""
         for name, loss in losses.items():
@@ -50,6 +58,8 @@ class Meters:
         if batch.teacher_logprobs is not None and batch.old_logprobs is not None:
             off = (batch.old_logprobs - batch.teacher_logprobs).nan_to_num(0.0)
             self.add({"opd_reverse_kl": off}, batch.loss_mask)
+            known_tokens = batch.loss_mask & ~batch.teacher_logprobs.isnan()
+            self.add_part({"teacher_logprob": batch.teacher_logprobs}, known_tokens)
 
     def compare(self, logprobs: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -> None:
         """Note how far the trainer's log-probabilities are from the engine's, where it has any and the mask is set."""
@@ -73,6 +83,7 @@ class Meters:
         """What the other ranks must know, JSON-able."""
         return {
             "sums": {name: value.item() for name, value in self._sums.items()},
+            "parts": {name: value.tolist() for name, value in self._parts.items()},
             "losses": {name: value.item() for name, value in self._losses.items()},
             "differences": self._differences.tolist(),
             "seconds": dict(self._seconds),
@@ -85,6 +96,8 @@ def round_metrics(
 ) -> dict[str, float]:
     """The round's metrics: sums over ranks divided by trained tokens, losses averaged over the steps that trained.
 
+    What only some tokens have is divided by their number, and left out where none had it.
+
     Args:
         messages: `Meters.message` of every rank.
         num_tokens: trained tokens of the round, all ranks.
@@ -94,6 +107,10 @@ def round_metrics(
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for m in messages for name in m["sums"]):
         metrics[f"train/{name}"] = sum(m["sums"].get(name, 0.0) for m in messages) / max(1, num_tokens)
+    for name in dict.fromkeys(name for m in messages for name in m["parts"]):
+        part, count = (sum(m["parts"].get(name, (0.0, 0.0))[i] for m in messages) for i in (0, 1))
+        if count:
+            metrics[f"train/{name}"] = part / count
     if "train/advantage" in metrics:
         square, mean = metrics.pop("train/advantage_square"), metrics.pop("train/advantage")
         metrics |= {"train/advantage_mean": mean, "train/advantage_std": math.sqrt(max(0.0, square - mean * mean))}

@@ -28,8 +28,8 @@ class StepLoss:
     plugin: Bound
     step: Step
     meters: Meters
-    compare: bool
-    """Whether to note how far these log-probabilities are from the engine's."""
+    first: bool
+    """Whether this is the round's first step, in which the policy is as it was before the round."""
     mean_weight: float = 1.0
     """Of the step's importance weights, over all ranks, by which `--importance-normalize` divides them."""
 
@@ -47,7 +47,8 @@ class StepLoss:
         Raises:
             PluginError: when the plugin returns anything but a loss and metrics a token.
         """
-        if batch.old_logprobs is None:
+        own = batch.old_logprobs is None
+        if own:
             batch.old_logprobs = logprobs.detach()
         with blamed(self.plugin):
             given = self.plugin(args=self.args, batch=batch, logprobs=logprobs, entropy=entropy)
@@ -65,9 +66,18 @@ class StepLoss:
         self.meters.add_losses({"loss": loss, **sums})
         self.meters.add({**measured, **metrics, "entropy": entropy}, batch.loss_mask)
         self.meters.add_advantages(batch)
-        if self.compare:
-            self.meters.compare(logprobs, batch.rollout_logprobs, batch.loss_mask)
+        if self.first:
+            self._compare(batch, logprobs, measured, own)
         return loss
+
+    def _compare(self, batch: TensorBatch, logprobs: torch.Tensor, measured: Metrics, own: bool) -> None:
+        """Note what must be equal before the round's first update: the engine, the old policy, a fresh reference."""
+        if own or self.args.use_rollout_logprobs:
+            self.meters.compare(logprobs, batch.rollout_logprobs, batch.loss_mask)
+        elif batch.old_logprobs is not None:
+            self.meters.add_part({"first_step_drift": (logprobs - batch.old_logprobs).abs()}, batch.loss_mask)
+        if "ref_kl" in measured:
+            self.meters.add_part({"first_step_ref_kl": measured["ref_kl"]}, batch.loss_mask)
 
 
 def loss_terms(
@@ -97,7 +107,9 @@ def loss_terms(
         Terms and metrics by name, [R] each; a term that no option asks for is missing.
     """
     assert batch.old_logprobs is not None, "the trainer sets them before the loss"
-    metrics = {"logprob": logprobs} | mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs)
+    # where the engine's count as the old ones, the trainer's own are the only others
+    trainers = logprobs.detach() if args.use_rollout_logprobs else batch.old_logprobs
+    metrics = {"logprob": logprobs} | mismatch_metrics(trainers, batch.rollout_logprobs)
     terms = {"policy_loss": _corrected(args, batch, losses, logprobs, metrics, mean_weight)}
     if batch.ref_logprobs is not None:
         # a token that is not trained must not overflow: its gradient would be 0 times infinity
@@ -159,19 +171,24 @@ def correction_weights(args: argparse.Namespace, batch: TensorBatch) -> tuple[to
     )
 
 
-def mismatch_metrics(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> Metrics:
-    """How far the trainer is from the engine that sampled, before the round's first update; equal where it is unknown.
+def mismatch_metrics(logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> Metrics:
+    """How far the trainer is from the engine that sampled; equal where that is unknown.
 
     Args:
-        old_logprobs: [R], the trainer's.
+        logprobs: [R], the trainer's.
         rollout_logprobs: [R], the engine's, NaN where it has none.
 
     Returns:
-        [R] each: `mismatch_kl` (k3 of KL(engine || trainer)) and `mismatch_ratio` (p_trainer / p_engine).
+        [R] each: `rollout_logprob`, the engine's, `mismatch_kl` (k3 of KL(engine || trainer)) and `mismatch_ratio`
+        (p_trainer / p_engine).
     """
-    engine = torch.where(rollout_logprobs.isnan(), old_logprobs, rollout_logprobs)
-    ratio = torch.exp((old_logprobs - engine).clamp(-20.0, 20.0))
-    return {"mismatch_kl": kl_estimate(engine, old_logprobs, "k3"), "mismatch_ratio": ratio}
+    engine = torch.where(rollout_logprobs.isnan(), logprobs, rollout_logprobs)
+    ratio = torch.exp((logprobs - engine).clamp(-20.0, 20.0))
+    return {
+        "rollout_logprob": engine,
+        "mismatch_kl": kl_estimate(engine, logprobs, "k3"),
+        "mismatch_ratio": ratio,
+    }
 
 
 def pair(plugin: Bound, given: Any, form: str) -> tuple[Any, Any]:

@@ -51,7 +51,7 @@ class Ranks:
             group: make a process group of a single rank too.
         """
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(device.index or 0)  # Ray shows a rank its own GPU alone
         # tensors on the CPU, such as messages, go by gloo
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if size > 1:

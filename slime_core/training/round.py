@@ -35,8 +35,11 @@ class Critic(Protocol):
     def values(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
         """[R], 0 at samples that are not among the rows."""
 
-    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float:
-        """One optimiser step towards the batch's returns, unless the gradient is not finite; its norm."""
+    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float | None:
+        """One optimiser step towards the batch's returns, unless the gradient is not finite; its norm.
+
+        None where no sample of the step has a reward, on every rank.
+        """
 
 
 class Backend(Protocol):
@@ -111,7 +114,6 @@ class Round:
                 batch.values = critic.values(batch, rows)
         with meters.clock("advantages"):
             self._set_advantages(batch, shard)
-        compared = batch.old_logprobs is not None and not args.use_rollout_logprobs
         run_dir, name, rank = Path(args.runs_dir) / args.run_name, f"round_{step:06d}", self._ranks.rank
         norms, critic_norms = StepNorms(run_dir, name, rank), StepNorms(run_dir, f"{name}_critic", rank)
         empty = 0
@@ -121,12 +123,13 @@ class Round:
             lr = backend.lr
             if critic is not None and batch.returns is not None:
                 with meters.clock("critic"):
-                    critic_norms.note(critic.train_step(batch, part.rows, meters), number, batch, part.rows)
+                    critic_norm = critic.train_step(batch, part.rows, meters)
+                    if critic_norm is not None:
+                        critic_norms.note(critic_norm, number, batch, part.rows)
                 if step < args.critic_only_rounds:
                     continue
             with meters.clock("forward_backward"):
-                compare = number == 0 and not compared
-                loss = StepLoss(args, self._loss, part, meters, compare, mean_weights[number])
+                loss = StepLoss(args, self._loss, part, meters, number == 0, mean_weights[number])
                 backend.backward(batch, part.rows, loss)
             if self._flops is not None:
                 meters.add_flops(float(self._flops.of_sequences(shard.batch.lengths[part.rows]).sum()))

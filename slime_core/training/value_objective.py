@@ -53,7 +53,7 @@ class ValueLoss:
         taught = _taught(batch)
         loss = torch.where(taught, losses, 0.0).sum() / max(1.0, self.num_tokens)
         self.meters.add_losses({"value_loss": loss})
-        self.meters.add({"value": batch.values, "value_clip_fraction": clipped.float()}, taught)
+        self.meters.add_part({"value": batch.values, "value_clip_fraction": clipped.float()}, taught)
         return loss
 
 

@@ -21,9 +21,10 @@ FINE = {
     "train/mismatch_kl": 0.001,
     "train/entropy": 2.0,
     "train/ppo_kl": 0.0,
-    "train/ref_kl": 0.0,
+    "train/first_step_ref_kl": 0.0,
+    "train/first_step_drift": 0.001,
 }
-ARGS = {"num_steps_per_rollout": 1, "use_rollout_logprobs": False, "ref_model": None}
+ARGS = {"num_steps_per_rollout": 1, "use_rollout_logprobs": False, "ref_model": None, "critic_only_rounds": 0}
 
 
 def sounded(rounds: list[dict[str, float]], **options) -> list[str]:
@@ -61,7 +62,18 @@ def test_a_value_that_wavers_about_its_bound_sounds_once(name, bad, nearly):
     assert len(sounded([{name: 2.0 if "entropy" in name else 0.0035}] * 6 + [{name: bad}, {name: nearly}] * 4)) == 1
 
 
-NAN = {"train/entropy": math.nan, "train/mismatch_kl": math.nan}
+@pytest.mark.parametrize(("name", "bad"), [("train/entropy", 0.05), ("train/mismatch_kl", 0.02)])
+def test_a_resumed_run_is_compared_with_the_first_rounds_of_its_log(name, bad):
+    said: list[str] = []
+    alarms = Alarms(Namespace(**ARGS), said.append)
+    first = [{"step": 0, "eval/x/mean": 0.5}, {"step": 0, **FINE, name: None}]
+    logged = [*first, *({"step": i, **FINE} for i in range(9))]
+    alarms.recall([*logged, *({"step": 9 + i, **FINE, name: bad} for i in range(9))])
+    alarms.check(18, {**FINE, name: bad})
+    assert len(said) == 1
+
+
+NAN = {"train/entropy": math.nan, "train/mismatch_kl": math.nan, "train/logprob_abs_diff": math.nan}
 
 
 @pytest.mark.parametrize("bad_round", [0, 6])
@@ -95,10 +107,21 @@ def test_a_mismatch_that_was_there_from_the_start_did_not_grow():
         ({"train/ppo_kl": 0.01}, {}, True),
         ({"train/ppo_kl": 0.01}, {"num_steps_per_rollout": 2}, False),
         ({"train/ppo_kl": 0.01}, {"use_rollout_logprobs": True}, False),
-        ({"train/ref_kl": 0.01}, {}, True),
-        ({"train/ref_kl": 0.01}, {"ref_model": "elsewhere"}, False),
+        ({"train/first_step_ref_kl": 0.01}, {}, True),
+        ({"train/first_step_ref_kl": 0.01}, {"num_steps_per_rollout": 2}, True),
+        ({"train/first_step_ref_kl": 0.01}, {"ref_model": "elsewhere"}, False),
     ],
 )
 def test_invariants_are_those_of_the_first_round(metrics, options, sounds):
     assert bool(sounded([metrics], **options)) == sounds
     assert sounded([{}, metrics], **options) == []
+
+
+def test_the_first_round_of_a_policy_comes_after_those_of_its_critic():
+    late: list[dict[str, float]] = [{}] * 3 + [{"train/ppo_kl": 0.01}]
+    assert len(sounded(late, critic_only_rounds=3)) == 1
+    assert sounded(late, critic_only_rounds=2) == []
+
+
+def test_a_policy_that_differs_from_itself_of_a_moment_ago_sounds_in_any_round():
+    assert len(sounded([{}] * 7 + [{"train/first_step_drift": 0.1}], num_steps_per_rollout=2)) == 1

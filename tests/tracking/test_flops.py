@@ -49,6 +49,13 @@ def test_of_experts_those_count_that_a_token_meets(tmp_path):
     assert ModelFlops.of(str(tmp_path)).parameters == 3 * (attention + experts) + 32 * 61
 
 
+def test_layers_of_several_widths_count_by_their_mean(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "intermediate_size": [16, 48, 80]}))
+    mixed = ModelFlops.of(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    assert mixed == ModelFlops.of(str(tmp_path))
+
+
 def test_attention_makes_one_long_sequence_cost_more_than_two_halves(tmp_path):
     CONFIGS["llama"].save_pretrained(tmp_path)
     flops = ModelFlops.of(str(tmp_path))

@@ -14,13 +14,14 @@ from slime_core.types import TrainBatch
 CPU = torch.device("cpu")
 
 
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 80))
-def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 80), st.booleans())
+def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget, padded):
     sizes = np.array(lengths, np.int32)
-    parts = micro_batches(sizes, np.arange(len(sizes)), budget)
+    parts = micro_batches(sizes, np.arange(len(sizes)), budget, padded=padded)
     assert sorted(row for part in parts for row in part) == list(range(len(sizes)))
     for part in parts:
-        assert len(part) == 1 or sizes[part].sum() <= budget
+        taken = len(part) * sizes[part].max() if padded else sizes[part].sum()
+        assert len(part) == 1 or taken <= budget
     assert [int(sizes[row]) for part in parts for row in part] == sorted(lengths, reverse=True)
 
 

@@ -17,6 +17,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -149,11 +150,25 @@ def test_greedy_sampling_is_trained_at_temperature_1(make_args, tmp_path):
     assert policy_of(make_args, MODELS["llama"][0], tmp_path, "--temperature", "0").temperature == 1.0
 
 
-def test_dropout_is_off(make_args, tmp_path):
-    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, resid_pdrop=0.5, attn_pdrop=0.5, eos_token_id=1)
-    policy = policy_of(make_args, config, tmp_path)
+WITH_DROPOUT = {
+    "of_modules": GPT2Config(
+        vocab_size=61, n_embd=32, n_layer=1, n_head=4, resid_pdrop=0.5, attn_pdrop=0.5, eos_token_id=1
+    ),
+    "of_layers": OPTConfig(
+        vocab_size=61, hidden_size=32, word_embed_proj_dim=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=4,
+        dropout=0.5, eos_token_id=1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [[], ["--recompute-activations"]])
+@pytest.mark.parametrize("kind", WITH_DROPOUT)
+def test_dropout_is_off(kind, flags, make_args, tmp_path):
+    policy = policy_of(make_args, WITH_DROPOUT[kind], tmp_path, *flags)
     batch = make_batch([(3, 4)])
-    assert policy.logprobs(batch)[0].tolist() == policy.logprobs(batch)[0].tolist()
+    logprobs, _ = policy.logprobs(batch)
+    logprobs.sum().backward()
+    assert logprobs.tolist() == policy.logprobs(batch)[0].tolist()
 
 
 def test_a_first_token_without_prompt_is_refused_when_trained(make_args, tmp_path):

@@ -93,6 +93,12 @@ def test_gradients_of_two_ranks_are_those_of_one_and_of_fsdp2(train):
     assert_same_gradients(one, train("ONE_STEP_ON_TWO", *flags, *FSDP2, last=1))
 
 
+def test_gradients_of_packed_samples_are_those_of_single_ones(train):
+    flags = ("--clip-grad", "0", "--num-steps-per-rollout", "1")
+    one_by_one = train("ONE_STEP_ON_ONE", *flags, "--max-tokens-per-gpu", "1", last=1)
+    assert_same_gradients(one_by_one, train("ONE_STEP_ON_ONE", *flags, last=1))
+
+
 def test_four_steps_of_two_ranks_are_those_of_one(train):
     assert_trained_alike(train("ONE"), train("TWO"))
 

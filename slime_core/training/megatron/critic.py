@@ -33,8 +33,8 @@ class Critic:
         """Values [R] of these samples, without gradient, 0 at the others and at tokens that nothing precedes."""
         return evaluate(self.model, batch, self._shares(batch, rows))
 
-    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float:
-        """One optimiser step towards the returns; its gradient's norm."""
+    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float | None:
+        """One optimiser step towards the returns; its gradient's norm, None where no token has one."""
         loss = ValueLoss.of_step(self._args, batch, rows, self._ranks, meters)
 
         def of_part(rows: IntArray, part: TensorBatch, values: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ class Critic:
         if loss.num_tokens:
             return self.optimizer.step()
         self.optimizer.skip()
-        return 0.0
+        return None
 
     def _shares(self, batch: TensorBatch, rows: IntArray) -> list[IntArray]:
         return shares(batch, rows, self._ranks.data_parallel, self._args.max_tokens_per_gpu)

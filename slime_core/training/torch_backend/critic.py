@@ -69,8 +69,11 @@ class Critic(nn.Module):
                         by_sample[row].copy_(part)
         return found
 
-    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float:
-        """One optimiser step towards the returns, over all ranks' trained tokens of samples with a reward; its norm."""
+    def train_step(self, batch: TensorBatch, rows: IntArray, meters: Meters) -> float | None:
+        """One optimiser step towards the returns, over all ranks' trained tokens of samples with a reward; its norm.
+
+        None where there are none.
+        """
         loss = ValueLoss.of_step(self._args, batch, rows, self._ranks, meters)
         self.optimizer.gradients.zero()
         for some in self._micro_batches(batch, rows):
@@ -82,8 +85,8 @@ class Critic(nn.Module):
         if loss.num_tokens:
             return self.optimizer.update(self._ranks)
         self.optimizer.skip()
-        return 0.0
+        return None
 
     def _micro_batches(self, batch: TensorBatch, rows: IntArray) -> Iterator[IntArray | None]:
-        parts = micro_batches(batch.host.lengths, rows, self._max_tokens)
+        parts = micro_batches(batch.host.lengths, rows, self._max_tokens, padded=not self._model.packs)
         return in_step(parts, self._ranks, sharded=self._sharded)

@@ -92,8 +92,18 @@ def _recompute_activations(model: PreTrainedModel) -> None:
     if not layers:
         raise OptionError(f"--recompute-activations finds no layers in {type(model).__name__}.")
     for layer in layers:
-        # what transformers asks before it recomputes; what is inside, such as dropout, stays in evaluation mode
+        # transformers asks for it before it recomputes; within, where a layer may drop out by itself, it does not hold
         layer.training = True
+        layer.register_forward_pre_hook(_evaluate)
+        layer.register_forward_hook(_train, always_call=True)
+
+
+def _evaluate(layer: nn.Module, _: Any) -> None:
+    layer.training = False
+
+
+def _train(layer: nn.Module, *_: Any) -> None:
+    layer.training = True
 
 
 def place(args: argparse.Namespace, root: nn.Module, ranks: Ranks, dtype: torch.dtype) -> None:
@@ -157,7 +167,7 @@ def _can_pack(root: nn.Module, model: PreTrainedModel, tokens: torch.Tensor) -> 
 def _refuse(model: PreTrainedModel, attention: str, why: str) -> bool:
     if model.config._attn_implementation != attention:
         model.set_attn_implementation(attention)
-    logger.info("sequences of %s are padded instead of packed: %s", type(model).__name__, why)
+    logger.warning("sequences of %s are padded instead of packed: %s", type(model).__name__, why)
     return False
 
 
@@ -175,7 +185,7 @@ def _scaling(model: PreTrainedModel, tokens: torch.Tensor, packs: bool) -> Logit
     except (AttributeError, RuntimeError, TypeError, ValueError):
         same = False
     if not same:
-        logger.info(
+        logger.warning(
             "%s does more than scale its output layer: all logits of a micro-batch exist at once", type(model).__name__
         )
     return scaling if same else None

@@ -103,7 +103,7 @@ class TorchTrainer:
         responses = torch.from_numpy(batch.host.response_lengths.astype(np.int64))
         by_sample = list(parts.split(responses.tolist()))
         with torch.no_grad():
-            for some in self._micro_batches(batch, rows):
+            for some in self._micro_batches(policy, batch, rows):
                 if some is None:
                     policy.idle()
                     continue
@@ -115,7 +115,7 @@ class TorchTrainer:
     def backward(self, batch: TensorBatch, rows: IntArray, loss: MicroLoss) -> None:
         """Forward and backward of this rank's share of a step, micro-batch by micro-batch."""
         self._optimizer.gradients.zero()
-        for some in self._micro_batches(batch, rows):
+        for some in self._micro_batches(self._policy, batch, rows):
             if some is None:
                 self._policy.idle().backward()
                 continue
@@ -123,8 +123,8 @@ class TorchTrainer:
             logprobs, entropy = self._policy.logprobs(part)
             loss(some, part, logprobs, entropy).backward()
 
-    def _micro_batches(self, batch: TensorBatch, rows: IntArray) -> Iterator[IntArray | None]:
-        parts = micro_batches(batch.host.lengths, rows, self._max_tokens)
+    def _micro_batches(self, policy: Policy, batch: TensorBatch, rows: IntArray) -> Iterator[IntArray | None]:
+        parts = micro_batches(batch.host.lengths, rows, self._max_tokens, padded=not policy.packs)
         return in_step(parts, self.ranks, sharded=self._sharded)
 
     def update(self) -> float:
