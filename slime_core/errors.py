@@ -37,5 +37,9 @@ class WeightSyncError(SlimeError):
     """An engine did not take the trainer's weights."""
 
 
+class WeightsDifferError(WeightSyncError):
+    """An engine uses other weights than it was sent, or computes other numbers with them."""
+
+
 class RolloutError(SlimeError):
     """A round cannot be collected."""

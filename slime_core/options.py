@@ -741,7 +741,8 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1800.0,
         metavar="S",
-        help="deadline of one generation, retries included",
+        help="deadline of one generation, retries included; what attempts took whose engine died is given back, up to "
+        "as much again",
     )
     g.add_argument("--router-port", type=non_negative_int, default=0, metavar="PORT", help="0: any free one")
     g.add_argument(

@@ -178,7 +178,8 @@ class Cluster:
         threads = args.engine_threads or (0 if num_engines == 1 else threads_each(None, num_engines))
         self._trainers = [in_seat(TrainerActor, self._group, seat) for seat in layout.trainers]
         lend = any(layout.lenders)
-        gpus = lent_gpus(layout.lenders, self._get([t.gpus.remote() for t in self._trainers])) if lend else []
+        places = self._get([trainer.gpus.remote() for trainer in self._trainers]) if lend else []
+        gpus = lent_gpus(layout.lenders, places, args.weight_transport) if lend else []
         host = self._host(args, POLICY, threads, self._send_current_weights, gpus, layout.followers)
         self._fleet = Fleet(args, host, layout.engines, POLICY)
         for model in args.frozen_model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from slime_core.cluster.placement import Seat
-from slime_core.errors import EnginesLostError
+from slime_core.errors import EnginesLostError, WeightsDifferError
 from slime_core.options import Options
 
 MAX_FAILED_STARTS = 5
@@ -73,6 +74,7 @@ class Engine:
     checked_at: float = 0.0
     num_failed_starts: int = 0
     start_at: float = 0.0
+    """When it is, or was, to be started again."""
     down_since: float | None = None
 
 
@@ -89,6 +91,8 @@ class Fleet:
         self._prefix = "engines/" if name == "engine" else f"engines/{name}/"
         self.engines = [Engine(index, seat, host.new_engine(index, seat)) for index, seat in enumerate(seats)]
         self._patience_s = 2 * args.engine_health_timeout_s + ACTOR_PATIENCE_S
+        # its actor may wait for a machine that is gone
+        self._longest_start_s = 2 * args.engine_start_timeout_s + ACTOR_PATIENCE_S
         self._messages: list[str] = []
         self._num_restarts = 0
         self._down_s = 0.0
@@ -98,6 +102,7 @@ class Fleet:
     def start(self) -> list[Any]:
         """Start all; the results are their URLs, for `started`."""
         for engine in self.engines:
+            engine.start_at = time.monotonic()
             engine.call = self._host.start_engine(engine.actor, engine.index, again=False)
         return [engine.call for engine in self.engines]
 
@@ -125,11 +130,16 @@ class Fleet:
 
         Args:
             paused: the engines stand still, to be given weights; none is started then.
+
+        Raises:
+            WeightsDifferError: when a new engine does not compute what the trainer does.
         """
         for engine in self.engines:
             try:
                 self._advance(engine, paused)
             except (RayActorError, RayTaskError) as error:
+                if isinstance(error, RayTaskError) and isinstance(error.cause, WeightsDifferError):
+                    raise error.cause from None  # another start would not make them the same
                 self._lose(engine, _reason(error))
 
     def finish_checks(self) -> None:
@@ -161,8 +171,7 @@ class Fleet:
             self._none_since = None
             return
         self._none_since = self._none_since or now
-        given_up = all(engine.num_failed_starts >= MAX_FAILED_STARTS for engine in self.engines)
-        if given_up or now - self._none_since > self._args.engine_recovery_timeout_s:
+        if all(map(self._is_given_up, self.engines)) or now - self._none_since > self._args.engine_recovery_timeout_s:
             raise EnginesLostError(f"no {self.name} is left, and none could be started again: {self._last_problem}")
 
     def take_messages(self) -> list[str]:
@@ -196,11 +205,13 @@ class Fleet:
             self._watch(engine, paused or engine.state is State.JOINING)
         if engine.call is not None:
             if not _done(engine.call):
+                if engine.state is State.STARTING and time.monotonic() - engine.start_at > self._longest_start_s:
+                    self._lose(engine, f"it has not started within {self._longest_start_s:g} s")
                 return
             call, engine.call = engine.call, None
             self._take(engine, ray.get(call))
         if engine.state is State.DOWN and not paused and time.monotonic() >= engine.start_at:
-            engine.state = State.STARTING
+            engine.state, engine.start_at = State.STARTING, time.monotonic()
             engine.call = self._host.start_engine(engine.actor, engine.index, again=True)
         elif engine.state is State.READY:
             engine.call = self._host.send_current_weights(engine.url)
@@ -231,6 +242,10 @@ class Fleet:
                 engine.down_since = None
             self._messages.append(f"{self.name} {engine.index} serves again")
 
+    def _is_given_up(self, engine: Engine) -> bool:
+        """An engine of somebody else's may come back at any time."""
+        return engine.num_failed_starts >= MAX_FAILED_STARTS and not self._args.external_engines
+
     def _lose(self, engine: Engine, reason: str) -> None:
         """End what is left of an engine, and plan its next start."""
         now = time.monotonic()
@@ -243,11 +258,12 @@ class Fleet:
         engine.down_since = engine.down_since or now
         if not served:
             engine.num_failed_starts += 1
-        if engine.num_failed_starts >= MAX_FAILED_STARTS:
-            engine.start_at = float("inf")
+        if self._is_given_up(engine):
+            engine.start_at = math.inf
             self._messages.append(f"{self.name} {engine.index} is given up after {MAX_FAILED_STARTS} starts: {reason}")
             return
-        backoff = FIRST_BACKOFF_S * 2**engine.num_failed_starts if engine.num_failed_starts else 0.0
+        doublings = min(engine.num_failed_starts, 10)
+        backoff = FIRST_BACKOFF_S * 2**doublings if doublings else 0.0
         engine.start_at = now + min(backoff, LONGEST_BACKOFF_S)
         engine.actor = self._host.new_engine(engine.index, engine.seat)
         self._num_restarts += 1

@@ -48,7 +48,8 @@ def plan(args: Options, use_gpus: bool) -> Layout:
 
     Raises:
         OptionError: when an engine's parallel sizes contradict each other.
-        ClusterError: when SGLang engines would share GPUs with trainers at the same time, or there are too few.
+        ClusterError: when SGLang engines would share GPUs with trainers at the same time, or there are too few, or
+            they would not see the memory that weights are sent in.
     """
     shared = args.placement == "colocated"
     num_engines = len(args.external_engines) or args.num_engines
@@ -61,6 +62,11 @@ def plan(args: Options, use_gpus: bool) -> Layout:
         raise ClusterError(
             "SGLang engines and trainers can share GPUs only if the engines free their memory meanwhile: add "
             "--offload-engines, or give them GPUs of their own with --placement disaggregated."
+        )
+    if use_gpus and args.weight_transport == "tensor" and not lent and num_engines:
+        raise ClusterError(
+            "--weight-transport tensor passes handles of the trainers' GPU memory, which engines on GPUs of their own "
+            "do not see; use broadcast or disk, or --placement colocated --offload-engines."
         )
     if lent and num_engines * engine_gpus > args.num_trainers:
         raise ClusterError(
@@ -95,22 +101,33 @@ def plan(args: Options, use_gpus: bool) -> Layout:
     return Layout(bundles, engines, trainers, frozen, followers, lenders)
 
 
-def lent_gpus(lenders: Sequence[Sequence[int]], places: Sequence[tuple[str, list[str]]]) -> list[list[str]]:
-    """The GPUs that trainers lend to every engine.
+def lent_gpus(
+    lenders: Sequence[Sequence[int]], places: Sequence[tuple[str, list[str]]], transport: str
+) -> list[list[str]]:
+    """The GPUs that an engine sees: those that trainers lend it and, last, one whose memory it only reads weights from.
 
     Args:
         places: of every rank the machine, and which of its GPUs it has.
+        transport: `tensor` passes handles of the first rank's memory.
 
     Raises:
-        ClusterError: when an engine's would be on several machines.
+        ClusterError: when an engine's would be on several machines, or weights in the memory of another.
     """
+    machine, own = places[0]
     for ranks in lenders:
         if len({places[rank][0] for rank in ranks}) > 1:
             raise ClusterError(
                 f"trainers {ranks[0]} to {ranks[-1]} are on several machines, and an engine of {len(ranks)} GPUs "
                 "cannot share theirs; choose --num-gpus-per-engine so that it fits a machine."
             )
-    return [[gpu for rank in ranks for gpu in places[rank][1]] for ranks in lenders]
+        if transport == "tensor" and places[ranks[0]][0] != machine:
+            raise ClusterError(
+                f"the engine on the GPUs of trainer {ranks[0]} cannot open the memory of trainer 0, which is on "
+                "another machine; use --weight-transport disk with a --weights-dir that both see."
+            )
+    lent = [[gpu for rank in ranks for gpu in places[rank][1]] for ranks in lenders]
+    seen = own[:1] if transport == "tensor" else []
+    return [gpus + [gpu for gpu in seen if gpu not in gpus] for gpus in lent]
 
 
 def data_parallel_ranks(args: Options) -> list[int]:

@@ -218,9 +218,13 @@ class EngineClient:
         parse: Callable[[dict[str, Any]], T],
         on_tokens: OnTokens | None = None,
     ) -> T | None:
-        """POST with retries until the deadline; None when the requests were stopped before, or nobody wants them."""
-        deadline, backoff = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S
+        """POST with retries until the deadline; None when the requests were stopped before, or nobody wants them.
+
+        The time that a lost attempt took is given back, in all at most as much as there was at first.
+        """
+        deadline, backoff, spare_s = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S, self._timeout_s
         while not requests.stopped:
+            asked = time.monotonic()
             body["rid"] = rid = uuid.uuid4().hex
             requests.running.add(rid)
             self._num_running += 1
@@ -241,6 +245,9 @@ class EngineClient:
             finally:
                 requests.running.discard(rid)
                 self._num_running -= 1
+            if time.monotonic() < deadline:
+                given_back = min(time.monotonic() - asked, spare_s)
+                deadline, spare_s = deadline + given_back, spare_s - given_back
             if time.monotonic() + backoff > deadline:
                 raise EngineError(
                     f"no answer from {url} within {self._timeout_s:.0f} s; the last problem was {problem}"

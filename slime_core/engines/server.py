@@ -91,7 +91,9 @@ class EngineServer:
         limit = self._args.engine_health_timeout_s
         while at_once or time.monotonic() >= self._check_at:
             asked = time.monotonic()
-            status = status_of(f"{self._url}/{'model_info' if paused else 'health'}", limit)
+            # of a paused SGLang only /server_info goes as far as its scheduler; one that takes weights answers it late
+            endpoint = "server_info" if at_once else "model_info" if paused else "health"
+            status = status_of(f"{self._url}/{endpoint}", limit)
             self._check_at = time.monotonic() + self._args.engine_health_interval_s
             if status == 200:
                 self._ill_since = math.inf

@@ -7,6 +7,7 @@ uses, so that a stock server can be a member.
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -47,19 +48,40 @@ class WeightGroup:
         Raises:
             RuntimeError: when a member is gone or takes longer than the group's timeout.
         """
-        for work in [self._group.broadcast(tensor, SENDER, self._timeout) for tensor in tensors]:
-            work.wait()
+        problem = self._broadcast(tensors)
+        if problem:
+            raise RuntimeError(problem)
         if tensors and tensors[0].is_cuda:
             torch.cuda.synchronize(tensors[0].device)  # NCCL's wait() is one of the stream, not of this thread
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> str:
+        """What went wrong, in words: an exception would keep the connections open, which its frames refer to."""
+        try:
+            for work in [self._group.broadcast(tensor, SENDER, self._timeout) for tensor in tensors]:
+                work.wait()
+        except RuntimeError as error:
+            return str(error) or type(error).__name__
+        return ""
 
     def leave(self) -> None:
         """Close the connections; broadcasts under way fail, here and at the other members."""
         self._group.abort()
+        self._group = None
 
 
-def meeting_point(num_members: int) -> TCPStore:
-    """The store where members meet, on a free port of this machine (`port`); made by rank 0."""
-    return TCPStore("0.0.0.0", 0, num_members, is_master=True, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+def meeting_point(address: str, num_members: int) -> TCPStore:
+    """The store where members meet, on a free port (`port`) of this address alone; made by rank 0."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        num_members,
+        is_master=True,
+        timeout=JOIN_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # it is the store's to close now
+    )
 
 
 def meet_at(address: str, port: int, num_members: int) -> TCPStore:

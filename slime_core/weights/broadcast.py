@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,15 +14,18 @@ from urllib.parse import urlsplit
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.weight_group import DEVICES, WeightGroup, in_daemon_thread, meeting_point
 from slime_core.errors import EngineError, WeightSyncError
-from slime_core.weights.buckets import Bucket, buckets, dtype_name
+from slime_core.weights.buckets import Bucket, buckets, dtype_name, refuse_copies_and_stages
 from slime_core.weights.source import NamedTensors, Update
+
+CLOSE_TIMEOUT_S = 5.0
 
 
 class BroadcastTransport:
     """The group is made with the first update and lives until the engines change."""
 
-    def __init__(self, bucket_bytes: int, timeout_s: float, *, colocated: bool) -> None:
-        self._bucket_bytes, self._timeout_s, self._colocated = bucket_bytes, timeout_s, colocated
+    def __init__(self, bucket_bytes: int, timeout_s: float, *, colocated: bool, external: bool) -> None:
+        self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
+        self._colocated, self._external = colocated, external
         self._group: WeightGroup | None = None
         self._name = self._backend = ""
         self._members: list[str] = []
@@ -44,8 +47,15 @@ class BroadcastTransport:
             group.leave()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; engines that outlive the run leave it too."""
         self.forget_engines()
+        if self._external:
+            asyncio.run(self._dismiss())
+
+    async def _dismiss(self) -> None:
+        for url, name in self._group_of.items():
+            async with EngineAdmin([url], CLOSE_TIMEOUT_S) as admin:
+                await admin.destroy_weights_update_group([url], name)
 
     # --- the group ----------------------------------------------------------------------------------------------------
     async def _meet(self, admin: EngineAdmin, tensors: NamedTensors) -> WeightGroup:
@@ -54,12 +64,13 @@ class BroadcastTransport:
         on_gpu = next((tensor.is_cuda for _, tensor in tensors), False)
         backend = self._backend = choose_backend(on_gpu, infos, colocated=self._colocated)
         name = self._name = f"slime-{uuid.uuid4().hex}"
-        store = meeting_point(size)
+        address = common_address(admin.urls)
+        store = meeting_point(address, size)
         self._members = list(admin.urls)
         self._group_of |= dict.fromkeys(admin.urls, name)
         bodies = {
             url: {
-                "master_address": address_seen_by(url),
+                "master_address": address,
                 "master_port": store.port,
                 "rank_offset": offset,
                 "world_size": size,
@@ -90,18 +101,26 @@ class BroadcastTransport:
     async def _deliver(self, admin: EngineAdmin, group: WeightGroup, update: Update) -> None:
         device = DEVICES[self._backend]
         try:
-            async with admin.weight_update():
+            async with admin.weight_update(), self._left_on_failure():
                 for bucket, last in buckets(update.tensors(), self._bucket_bytes):
                     moved = [(name, tensor.to(device)) for name, tensor in bucket]
                     body = described(moved, self._name, str(update.version) if last else None)
                     send = in_daemon_thread(partial(group.broadcast, [tensor for _, tensor in moved]))
                     await _both(send, admin.update_weights_from_distributed(body))
         except (EngineError, RuntimeError) as error:
-            self.forget_engines()  # its members are out of step
             raise WeightSyncError(
                 f"the weights of version {update.version} were not taken: {error} SGLang may hold a part of them and "
                 "must not generate before a whole update."
             ) from None
+
+    @asynccontextmanager
+    async def _left_on_failure(self) -> AsyncIterator[None]:
+        """Leave a group whose members are out of step, at once: those that still wait in it answer nothing else."""
+        try:
+            yield
+        except BaseException:
+            self.forget_engines()
+            raise
 
 
 def described(bucket: Bucket, group: str, version: str | None) -> dict[str, Any]:
@@ -122,13 +141,9 @@ def rank_offsets(infos: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int]
     Raises:
         WeightSyncError: for a server whose workers SGLang cannot number.
     """
+    refuse_copies_and_stages(infos)
     offsets, next_rank = {}, 1
     for url, info in infos.items():
-        if info["pp_size"] > 1 or info["dp_size"] > 1:
-            raise WeightSyncError(
-                f"{url} runs with pipeline or data parallelism, for which SGLang takes no broadcast; use "
-                "--weight-transport disk."
-            )
         offsets[url] = next_rank
         next_rank += info["tp_size"]
     return offsets, next_rank
@@ -156,6 +171,12 @@ def _no_backend(devices: set[Any]) -> str:
         f"the trainer's weights cannot be broadcast to engines on {' and '.join(sorted(map(str, devices)))}; use "
         "--weight-transport disk."
     )
+
+
+def common_address(urls: Sequence[str]) -> str:
+    """The address of this machine that all servers reach; loopback where they are all on it."""
+    addresses = sorted({address_seen_by(url) for url in urls}, key=lambda address: address.startswith("127."))
+    return addresses[0]
 
 
 def address_seen_by(url: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
+from slime_core.errors import WeightSyncError
 from slime_core.weights.source import NamedTensors
 
 Bucket = list[tuple[str, torch.Tensor]]
@@ -32,6 +34,23 @@ def buckets(tensors: NamedTensors, max_bytes: int) -> Iterator[tuple[Bucket, boo
     for bucket in others:
         yield bucket, False
     yield last, True
+
+
+def refuse_copies_and_stages(infos: Mapping[str, Mapping[str, Any]]) -> None:
+    """SGLang takes weights in parts only where every rank has a slice of the whole model.
+
+    Args:
+        infos: URL -> what the server says of itself.
+
+    Raises:
+        WeightSyncError: for a server with pipeline or data parallelism.
+    """
+    for url, info in infos.items():
+        if info["pp_size"] > 1 or info["dp_size"] > 1:
+            raise WeightSyncError(
+                f"{url} runs with pipeline or data parallelism, for which SGLang takes weights from files only; use "
+                "--weight-transport disk."
+            )
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slime_core.errors import WeightSyncError
+from slime_core.errors import WeightsDifferError
 
 SHOWN = 3
 """Differing names that an error lists."""
@@ -17,11 +17,11 @@ def compare(sent: Mapping[str, str], used: Mapping[str, str], engine: str) -> No
         sent, used: tensor name -> checksum.
 
     Raises:
-        WeightSyncError: naming the tensors that differ.
+        WeightsDifferError: naming the tensors that differ.
     """
     differing = sorted(name for name in sent.keys() | used.keys() if sent.get(name) != used.get(name))
     if differing:
         more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        raise WeightSyncError(
+        raise WeightsDifferError(
             f"{engine} does not use the weights the trainer sent: {', '.join(differing[:SHOWN])}{more} differ."
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from slime_core.errors import WeightSyncError
+from slime_core.errors import WeightsDifferError
 from slime_core.options import Options
 from slime_core.types import FloatArray
 from slime_core.weights.source import engine_dtype
@@ -40,13 +40,13 @@ def check(own: FloatArray, engines: Mapping[str, Sequence[float]], limit: float,
         engines: URL -> the engine's, likewise.
 
     Raises:
-        WeightSyncError: naming the engine and the difference.
+        WeightsDifferError: naming the engine and the difference.
     """
     worst = 0.0
     for url, given in engines.items():
         difference = float(np.abs(np.asarray(given, np.float64) - own).mean())
         if not difference <= limit:
-            raise WeightSyncError(
+            raise WeightsDifferError(
                 f"{url} and the trainer disagree on a prompt's log-probabilities under weights {version}: mean "
                 f"|difference| {difference:.3g}, where {limit:g} is allowed. The engine does not compute the model "
                 "that is trained: other weights, another dtype, or a model it gets wrong. --weights-check-bound sets "

@@ -19,7 +19,7 @@ import torch.multiprocessing
 
 from slime_core.engines.admin import EngineAdmin
 from slime_core.errors import EngineError, WeightSyncError
-from slime_core.weights.buckets import Bucket, buckets
+from slime_core.weights.buckets import Bucket, buckets, refuse_copies_and_stages
 from slime_core.weights.source import Update
 
 REBUILT_DEVICE = 6
@@ -56,6 +56,7 @@ class TensorTransport:
 
     async def _deliver(self, admin: EngineAdmin, update: Update) -> None:
         infos = await admin.server_infos()
+        refuse_copies_and_stages(infos)
         try:
             async with admin.weight_update():
                 for bucket, last in buckets(update.tensors(), self._bucket_bytes):

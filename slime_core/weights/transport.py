@@ -40,7 +40,8 @@ def open_transport(args: Options, run_dir: Path) -> Transport:
     """The transport that `--weight-transport` names."""
     bucket_bytes = args.weight_bucket_mb * MEGABYTE
     if args.weight_transport == "broadcast":
-        return BroadcastTransport(bucket_bytes, args.request_timeout_s, colocated=args.placement == "colocated")
+        colocated, external = args.placement == "colocated", bool(args.external_engines)
+        return BroadcastTransport(bucket_bytes, args.request_timeout_s, colocated=colocated, external=external)
     if args.weight_transport == "tensor":
         return TensorTransport(bucket_bytes)
     return DiskTransport(args.weights_dir, run_dir / "weights")

@@ -34,11 +34,24 @@ def test_engines_that_free_their_memory_share_the_gpus_of_as_many_trainers():
     assert layout.engines == [Seat(0, 0.5, 0.5), Seat(4, 0.5, 0.5)]
     assert layout.lenders == [[0, 1, 2, 3], [4, 5, 6, 7]]
     places = [("a", [str(gpu)]) for gpu in range(4)] + [("b", [str(gpu)]) for gpu in range(4)]
-    assert lent_gpus(layout.lenders, places) == [["0", "1", "2", "3"]] * 2
+    assert lent_gpus(layout.lenders, places, "disk") == [["0", "1", "2", "3"]] * 2
     with pytest.raises(ClusterError, match="trainers 0 to 3 are on several machines"):
-        lent_gpus(layout.lenders, places[1:] + places[:1])
+        lent_gpus(layout.lenders, places[1:] + places[:1], "disk")
     with pytest.raises(ClusterError, match="2 engines of 4 GPUs cannot share those of --num-trainers 7"):
         plan(make_options(*SGLANG, "--offload-engines", "--num-trainers", "7"), use_gpus=True)
+
+
+def test_engines_that_open_the_trainers_memory_see_its_gpu():
+    lenders = [[0], [1], [2, 3]]
+    places = [("here", [str(gpu)]) for gpu in range(4)]
+    assert lent_gpus(lenders, places, "disk") == [["0"], ["1"], ["2", "3"]]
+    assert lent_gpus(lenders, places, "tensor") == [["0"], ["1", "0"], ["2", "3", "0"]]
+    with pytest.raises(ClusterError, match="engine on the GPUs of trainer 2 cannot open the memory of trainer 0"):
+        lent_gpus(lenders, [*places[:2], ("there", ["0"]), ("there", ["1"])], "tensor")
+    words = ["--weight-transport", "tensor", "--placement", "disaggregated"]
+    with pytest.raises(ClusterError, match="engines on GPUs of their own do not see"):
+        plan(make_options(*SGLANG, *words), use_gpus=True)
+    assert plan(make_options(*SGLANG, *words), use_gpus=False).engines
 
 
 def test_an_engine_on_several_machines_has_a_bundle_on_each():

@@ -208,6 +208,22 @@ async def test_the_deadline_ends_retries_and_names_the_last_problem():
     assert time.monotonic() - started < 5
 
 
+async def test_a_request_gets_the_time_back_that_its_engine_took_before_it_died():
+    num_asked = 0
+
+    async def die_then_answer(request: web.Request) -> web.Response:
+        nonlocal num_asked
+        num_asked += 1
+        await asyncio.sleep(0.7)
+        if num_asked == 1:
+            return web.json_response({"error": {"message": "the engine died"}}, status=502)
+        return web.json_response(captured("generate_greedy_logprob"))
+
+    async with scripted_server(die_then_answer) as url, client_of(url, timeout_s=1.0) as client:
+        generation = await client.generate([1], {})
+    assert num_asked == 2 and len(generation.tokens) == 8
+
+
 async def test_an_engine_that_never_answers_is_given_up():
     async def hang(request: web.Request) -> web.Response:
         await asyncio.sleep(60)

@@ -59,7 +59,7 @@ def receive(port: int, answers) -> None:
 def test_nccl_brings_tensors_to_another_gpu():
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs two CUDA devices")
-    store, answers = meeting_point(2), CONTEXT.Queue()
+    store, answers = meeting_point("127.0.0.1", 2), CONTEXT.Queue()
     process = CONTEXT.Process(target=receive, args=(store.port, answers))
     process.start()
     group = WeightGroup(store, "g", 0, 2, "nccl", 60)

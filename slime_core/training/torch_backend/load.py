@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -94,16 +97,18 @@ def _recompute_activations(model: PreTrainedModel) -> None:
     for layer in layers:
         # transformers asks for it before it recomputes; within, where a layer may drop out by itself, it does not hold
         layer.training = True
-        layer.register_forward_pre_hook(_evaluate)
-        layer.register_forward_hook(_train, always_call=True)
+        layer._gradient_checkpointing_func = partial(_recomputed, layer)
 
 
-def _evaluate(layer: nn.Module, _: Any) -> None:
-    layer.training = False
+def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+    def in_evaluation_mode(*args: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*args)
+        finally:
+            layer.training = True
 
-
-def _train(layer: nn.Module, *_: Any) -> None:
-    layer.training = True
+    return checkpoint(in_evaluation_mode, *args, use_reentrant=False)
 
 
 def place(args: argparse.Namespace, root: nn.Module, ranks: Ranks, dtype: torch.dtype) -> None:
