@@ -42,5 +42,7 @@ def test_a_dry_run_prints_the_command_of_every_server(tmp_path):
     ]
     assert "--tp-size 16 --nnodes 2 --node-rank 1 --dist-init-addr HOST:PORT" in lines[1]
     refused = subprocess.run([*words, "--sglang-tp-size", "8"], capture_output=True, text=True, check=False)
+    shown = subprocess.check_output([*words, "--frozen-model", f"judge={tmp_path}"], text=True)
+    assert "judge 0 (16 GPUs): " in shown
     assert refused.returncode == 1
     assert "--num-gpus-per-engine 16 does not go with" in refused.stderr

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slime_core.engines.frozen import options_of
 from slime_core.engines.parallel import TENSOR, Node, sizes
 from slime_core.errors import EngineError, OptionError
 from slime_core.options import Options
@@ -134,18 +135,23 @@ def prefills(args: Options, index: int) -> bool:
     """Whether an engine only reads prompts; the first ones do."""
     return index < int(args.num_prefill_engines)
 
+    lines = [] if args.external_engines else _planned(args, "engine")
+    return lines + [line for model in args.frozen_model for line in _planned(options_of(args, model), model.name)]
+
+
+def _planned(args: Options, name: str) -> list[str]:
 
 def planned_commands(args: Options) -> list[str]:
     """The lines that start the engines of a run, for people to read; ports and addresses are chosen at the start.
 
     Raises:
-        OptionError: when the engines' parallel sizes contradict each other.
+        OptionError: when an engine's parallel sizes contradict each other.
     """
     num_gpus, lines = sizes(args).num_gpus, []
-    for index in range(0 if args.external_engines else args.num_engines):
+    for index in range(args.num_engines):
         for rank in range(args.num_nodes_per_engine):
             node = Node("HOST", rank, args.num_nodes_per_engine, "HOST:PORT")
             words = command(args, index, "PORT", node, "PORT")
             machine = f", machine {rank}" if args.num_nodes_per_engine > 1 else ""
-            lines.append(f"engine {index}{machine} ({num_gpus} GPUs): {shlex.join(words)}")
+            lines.append(f"{name} {index}{machine} ({num_gpus} GPUs): {shlex.join(words)}")
     return lines
