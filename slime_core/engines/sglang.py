@@ -28,11 +28,6 @@ ServerArgs.add_cli_args(parser)
 flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
 print("\\n" + json.dumps({"version": sglang.__version__, "flags": flags}))
 """
-OURS = (
-    "model-path", "model", "host", "port", "max-running-requests", "context-length",
-    "nnodes", "node-rank", "dist-init-addr", "nccl-init-addr", "disaggregation-mode", "disaggregation-bootstrap-port",
-)  # fmt: skip
-"""Flags that slime sets itself."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,6 @@ def check(args: Options, found: Installation) -> None:
     """
     check_version(found.version)
     for name in args.sglang:
-        if name in OURS:
-            raise OptionError(f"--sglang-{name} is set by slime itself; drop it.")
         if f"--{name}" not in found.flags:
             close = difflib.get_close_matches(f"--{name}", found.flags, n=1)
             hint = f"; did you mean --sglang-{close[0].removeprefix('--')}?" if close else "."
@@ -135,11 +128,6 @@ def prefills(args: Options, index: int) -> bool:
     """Whether an engine only reads prompts; the first ones do."""
     return index < int(args.num_prefill_engines)
 
-    lines = [] if args.external_engines else _planned(args, "engine")
-    return lines + [line for model in args.frozen_model for line in _planned(options_of(args, model), model.name)]
-
-
-def _planned(args: Options, name: str) -> list[str]:
 
 def planned_commands(args: Options) -> list[str]:
     """The lines that start the engines of a run, for people to read; ports and addresses are chosen at the start.
@@ -147,6 +135,11 @@ def planned_commands(args: Options) -> list[str]:
     Raises:
         OptionError: when an engine's parallel sizes contradict each other.
     """
+    lines = [] if args.external_engines else _planned(args, "engine")
+    return lines + [line for model in args.frozen_model for line in _planned(options_of(args, model), model.name)]
+
+
+def _planned(args: Options, name: str) -> list[str]:
     num_gpus, lines = sizes(args).num_gpus, []
     for index in range(args.num_engines):
         for rank in range(args.num_nodes_per_engine):

@@ -51,9 +51,18 @@ def test_they_need_sglang(model_dir):
 
 
 def test_what_slime_sets_itself_is_refused(model_dir):
-    found = sglang.Installation("0.5.23", ["--port"])
     with pytest.raises(OptionError, match="--sglang-port is set by slime itself"):
-        sglang.check(args(model_dir, "--sglang-port", "1"), found)
+        args(model_dir, "--sglang-port", "1")
+
+
+@pytest.mark.parametrize("name", ["api-key", "admin-api-key"])
+def test_keys_are_refused_and_not_shown(model_dir, name):
+    with pytest.raises(OptionError, match=f"--sglang-{name}: no request of a run carries a key") as caught:
+        args(model_dir, f"--sglang-{name}", "s3cret")
+    assert "s3cret" not in str(caught.value)
+    judge = f'judge={{path = "{model_dir}", sglang-{name} = "s3cret"}}'
+    with pytest.raises(OptionError, match=f"--frozen-model judge: sglang-{name}: no request"):
+        args(model_dir, "--frozen-model", judge)
 
 
 STAND_IN = """#!{python}
