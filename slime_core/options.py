@@ -1204,10 +1204,34 @@ def parse(argv: Sequence[str], needs_model: bool = True) -> Parsed:
         for reference in references:
             _check_implements(plugins, hook, reference)
     plugins.check_options(args)
-    return Parsed(args, parser.format_values())
+    return Parsed(args, _hide_secrets(parser.format_values(), args))
+
+
+def without_secrets(args: argparse.Namespace) -> Options:
+    """The options as trackers may see and send them: of --engine-env the names alone."""
+    return Options(**{**vars(args), "engine_env": [_hidden(entry) for entry in args.engine_env]})
+
+
+def _hide_secrets(text: str, args: argparse.Namespace) -> str:
+    """The text without the values of --engine-env."""
+    for entry in sorted(args.engine_env, key=len, reverse=True):  # one may begin as another does
+        for written in (entry, repr(entry)[1:-1]):
+            text = text.replace(written, _hidden(entry))
+    return text
+
+
+def _hidden(entry: str) -> str:
+    return f"{entry.partition('=')[0]}=***"
 
 
 SGLANG = "--sglang-"
+_SGLANG_OURS = (
+    "model-path", "model", "host", "port", "max-running-requests", "context-length",
+    "nnodes", "node-rank", "dist-init-addr", "nccl-init-addr", "disaggregation-mode", "disaggregation-bootstrap-port",
+)  # fmt: skip
+"""Flags that slime sets itself."""
+_SGLANG_KEYS = ("api-key", "admin-api-key")
+"""Passwords, which neither the router nor the clients of a run send."""
 
 
 def _sglang_flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -1255,6 +1279,7 @@ def write_options(args: argparse.Namespace, path: Path) -> None:
             continue
         lines.append(f"{name.replace('_', '-')} = {_toml_value(value)}")
     unfinished = path.with_name(f".{path.name}")
+    unfinished.touch(mode=0o600)  # a value of --engine-env may be a secret, which a resumed run needs
     unfinished.write_text("\n".join(lines) + "\n")
     unfinished.replace(path)  # a run that is killed meanwhile can still be resumed
 
@@ -1454,6 +1479,8 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         raise OptionError("--rollout-model is for SGLang, which reads FP8; add --engine sglang, or drop it.")
     if args.sglang and args.engine != "sglang":
         raise OptionError(f"--sglang-{next(iter(args.sglang))} is for SGLang; add --engine sglang.")
+    for name in args.sglang:
+        _check_sglang_flag(name, f"--sglang-{name}")
     if args.generate_field and len(args.generate) < 2:
         raise OptionError("--generate-field picks one of several generators; name at least two with --generate.")
     if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
@@ -1563,6 +1590,18 @@ def _validate_frozen_models(args: argparse.Namespace) -> None:
             raise OptionError(
                 f"--frozen-model {model.name}: sglang-{model.sglang[0][0]} is for SGLang; add --engine sglang."
             )
+
+        for name, values in model.sglang:
+            if values is not None:
+                _check_sglang_flag(name, f"--frozen-model {model.name}: sglang-{name}")
+
+
+def _check_sglang_flag(name: str, given: str) -> None:
+    """Refuse a flag for SGLang that no run can have; `given` is where it stands."""
+    if name in _SGLANG_OURS:
+        raise OptionError(f"{given} is set by slime itself; drop it.")
+    if name in _SGLANG_KEYS:
+        raise OptionError(f"{given}: no request of a run carries a key, and the server would refuse all; drop it.")
 
 
 def _validate_offload(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from slime_core.bound import Bound, blamed
 from slime_core.cluster.cluster import Cluster
 from slime_core.engine_work import EngineWork
 from slime_core.errors import EnginesLostError
-from slime_core.options import OPTIONS_FILE, Options, write_options
+from slime_core.options import OPTIONS_FILE, Options, without_secrets, write_options
 from slime_core.plugins import load_plugins
 from slime_core.saving import Saving
 from slime_core.schedule import Schedule, with_num_rollout
@@ -30,7 +30,7 @@ def train(args: Options) -> Path:
     args = with_num_rollout(args)
     run_dir = create_run_dir(args)
     write_options(args, run_dir / OPTIONS_FILE)
-    plugins = load_plugins(args, args.tracker)
+    plugins = load_plugins(without_secrets(args), args.tracker)
     trackers = [plugins.bind("log_metrics", name) for name in args.tracker]
     try:
         with Progress(args) as progress:
@@ -49,6 +49,7 @@ class Run:
 
     def __init__(self, args: Options, run_dir: Path, cluster: Cluster, progress: Progress, trackers: list[Bound]):
         self._args, self._run_dir, self._cluster, self._progress = args, run_dir, cluster, progress
+        self._shown_args = without_secrets(args)
         self._trackers, self._schedule, self._alarms = trackers, Schedule(args), Alarms(args, progress.note)
         self._engines, self._saving = EngineWork(cluster, progress, self._log), Saving(args, run_dir, cluster)
         self._num_trained = 0
@@ -113,4 +114,4 @@ class Run:
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:
             with blamed(tracker):
-                tracker(args=self._args, step=step, metrics=metrics)
+                tracker(args=self._shown_args, step=step, metrics=metrics)

@@ -1,5 +1,6 @@
 """The command line: quick to start, one sentence for a mistake."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -41,6 +42,23 @@ def test_a_dry_run_prints_the_command_of_every_server(tmp_path):
         f"engine {index}, machine {rank} (16 GPUs)" for index in range(2) for rank in range(2)
     ]
     assert "--tp-size 16 --nnodes 2 --node-rank 1 --dist-init-addr HOST:PORT" in lines[1]
+    shown = subprocess.check_output([*words, "--frozen-model", f"judge={tmp_path}"], text=True)
+    assert "judge 0 (16 GPUs): " in shown
     refused = subprocess.run([*words, "--sglang-tp-size", "8"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "--num-gpus-per-engine 16 does not go with" in refused.stderr
+
+
+@pytest.mark.parametrize("given", ["flag", "file", "variable"])
+def test_a_dry_run_shows_no_secret(tmp_path, given):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "run.toml").write_text("""engine-env = ["A=hunter2", "B=it's hunter2 'too'", "AA=hunter2-hunter"]""")
+    words = [*COMMAND, "train", "--dry-run", "--model", str(tmp_path)]
+    more = {
+        "flag": ["--engine-env", "A=hunter2", "B=it's hunter2 'too'", "AA=hunter2-hunter"],
+        "file": ["--config", str(tmp_path / "run.toml")],
+        "variable": [],
+    }
+    environment = {"SLIME_ENGINE_ENV": "[A=hunter2, AA=hunter2-hunter]"} if given == "variable" else {}
+    shown = subprocess.check_output([*words, *more[given]], text=True, env={**os.environ, **environment})
+    assert "A=***" in shown and "AA=***" in shown and "hunter" not in shown

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
@@ -243,9 +245,10 @@ class TrainerActor:
             args, rank=rank, world_size=world_size, master_address=host, master_port=port, device=device
         )
 
-    def connect(self, args: Options, run_dir: Path) -> None:
-        """Prepare to send weights; rank 0 only."""
+    def connect(self, args: Options, run_dir: Path) -> tuple[int, float]:
+        """Prepare to send weights; rank 0 only. The id of its process, and when that was started."""
         self._sync = WeightSync(args, [], run_dir)
+        return os.getpid(), psutil.Process().create_time()
 
     def train(self, step: int, shard_refs: list[Any]) -> dict[str, float]:
         """Train on the one shard of the list (a list, so that Ray hands over the reference and not the data)."""

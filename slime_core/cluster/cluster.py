@@ -19,7 +19,7 @@ from slime_core.cluster.fleet import Fleet, State
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
 from slime_core.cluster.overlap import Overlap
 from slime_core.cluster.placement import choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
-from slime_core.cluster.ray_start import first_line, start_ray, start_reaper
+from slime_core.cluster.ray_start import first_line, start_ray, start_reaper, watch
 from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
@@ -197,7 +197,7 @@ class Cluster:
             fleet.started(urls[fleet.name])
         self._get(loading)
         if self._trainers:
-            self._get(self._trainers[0].connect.remote(args, self._run_dir))
+            watch(self._reaper, *self._get(self._trainers[0].connect.remote(args, self._run_dir)))
         if args.overlap_logprobs:
             self._overlap = Overlap(self._manager, self._trainers, data_parallel_ranks(args), self._get)
 

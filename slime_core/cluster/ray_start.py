@@ -15,7 +15,7 @@ import ray
 from slime_core.cluster import reaper
 from slime_core.errors import ClusterError
 from slime_core.options import Options
-from slime_core.weights.leftovers import SHARED_MEMORY, own_prefix
+from slime_core.weights import leftovers
 
 
 def start_ray(args: Options, num_cpus: int) -> None:
@@ -44,20 +44,28 @@ def start_ray(args: Options, num_cpus: int) -> None:
 
 
 def start_reaper() -> subprocess.Popen[str]:
-    """A process that ends those of this Ray, should this process be killed; actors end with Ray."""
+    """A process that ends those of this Ray, should this process be killed; actors end with Ray.
+
+    However the run ends, it removes the weights that a killed trainer left in shared memory.
+    """
     watcher = subprocess.Popen(
-        [sys.executable, "-I", reaper.__file__, str(SHARED_MEMORY / own_prefix())],
+        [sys.executable, "-I", reaper.__file__, leftovers.__file__],
         stdin=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     for process in psutil.Process().children(recursive=True):
-        if process.pid != watcher.pid and watcher.stdin is not None:
+        if process.pid != watcher.pid:
             with contextlib.suppress(psutil.NoSuchProcess):
-                watcher.stdin.write(f"{process.pid} {process.create_time()!r}\n")
-    if watcher.stdin is not None:
-        watcher.stdin.flush()
+                watch(watcher, process.pid, process.create_time())
     return watcher
+
+
+def watch(watcher: subprocess.Popen[str], pid: int, started: float) -> None:
+    """Let the reaper end this process too; one of another machine is none to it."""
+    if watcher.stdin is not None:
+        watcher.stdin.write(f"{pid} {started!r}\n")
+        watcher.stdin.flush()
 
 
 def first_line(error: Exception) -> str:

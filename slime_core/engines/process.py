@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import subprocess
@@ -12,6 +13,8 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 from slime_core.engines import supervisor
 from slime_core.errors import EngineError
@@ -68,6 +71,12 @@ class ServerProcess:
                 raise EngineError(f"{self.name} was not ready after {timeout_s:.0f} s.\n{self.log_tail()}")
             time.sleep(poll_s)
 
+    def listens_on(self, port: int) -> bool:
+        """Whether the server, or a process that it started, takes connections on the port."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return any(_listens_on(process, port) for process in psutil.Process(self._process.pid).children(True))
+        return False
+
     def log_tail(self, num_lines: int = 15) -> str:
         """The last lines of the log, for error messages."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-num_lines:]
@@ -115,6 +124,13 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
         except OSError:
             return False
     return True
+
+
+def _listens_on(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        sockets = process.net_connections("tcp")
+        return any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in sockets)
+    return False
 
 
 def listens(url: str, timeout_s: float = 5.0) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slime_core.engines import sglang
 from slime_core.engines.parallel import Node
@@ -174,7 +175,7 @@ class EngineServer:
             url = f"http://{self._node.host}:{port}"
             process = self._launch(sglang.command(args, self._index, port, self._node, bootstrap_port))
             try:
-                process.wait_until(partial(ready, url, check_others), args.engine_start_timeout_s, poll_s=0.25)
+                process.wait_until(partial(ready, process, url, check_others), args.engine_start_timeout_s, poll_s=0.25)
                 return url
             except EngineError as error:
                 process.stop()
@@ -184,7 +185,16 @@ class EngineServer:
         raise EngineError(f"{self._name} found no free port.")
 
 
-def ready(url: str, check_others: Callable[[], None]) -> bool:
-    """Whether a server is healthy; an error when a part of it elsewhere has ended."""
+def ready(process: ServerProcess, url: str, check_others: Callable[[], None]) -> bool:
+    """Whether a server is healthy.
+
+    Raises:
+        EngineError: when a part of it elsewhere has ended, or another program answers: SGLang takes its port last.
+    """
     check_others()
-    return answers(f"{url}/health")
+    if not answers(f"{url}/health"):
+        return False
+    if process.listens_on(urlsplit(url).port or 80):
+        return True
+    process.check()
+    raise EngineError(f"{process.name}: its port is already in use by another program, which answers at {url}.")

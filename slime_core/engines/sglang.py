@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slime_core.engines.frozen import options_of
 from slime_core.engines.parallel import TENSOR, Node, sizes
 from slime_core.errors import EngineError, OptionError
 from slime_core.options import Options
@@ -27,11 +28,6 @@ ServerArgs.add_cli_args(parser)
 flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
 print("\\n" + json.dumps({"version": sglang.__version__, "flags": flags}))
 """
-OURS = (
-    "model-path", "model", "host", "port", "max-running-requests", "context-length",
-    "nnodes", "node-rank", "dist-init-addr", "nccl-init-addr", "disaggregation-mode", "disaggregation-bootstrap-port",
-)  # fmt: skip
-"""Flags that slime sets itself."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +68,6 @@ def check(args: Options, found: Installation) -> None:
     """
     check_version(found.version)
     for name in args.sglang:
-        if name in OURS:
-            raise OptionError(f"--sglang-{name} is set by slime itself; drop it.")
         if f"--{name}" not in found.flags:
             close = difflib.get_close_matches(f"--{name}", found.flags, n=1)
             hint = f"; did you mean --sglang-{close[0].removeprefix('--')}?" if close else "."
@@ -139,13 +133,18 @@ def planned_commands(args: Options) -> list[str]:
     """The lines that start the engines of a run, for people to read; ports and addresses are chosen at the start.
 
     Raises:
-        OptionError: when the engines' parallel sizes contradict each other.
+        OptionError: when an engine's parallel sizes contradict each other.
     """
+    lines = [] if args.external_engines else _planned(args, "engine")
+    return lines + [line for model in args.frozen_model for line in _planned(options_of(args, model), model.name)]
+
+
+def _planned(args: Options, name: str) -> list[str]:
     num_gpus, lines = sizes(args).num_gpus, []
-    for index in range(0 if args.external_engines else args.num_engines):
+    for index in range(args.num_engines):
         for rank in range(args.num_nodes_per_engine):
             node = Node("HOST", rank, args.num_nodes_per_engine, "HOST:PORT")
             words = command(args, index, "PORT", node, "PORT")
             machine = f", machine {rank}" if args.num_nodes_per_engine > 1 else ""
-            lines.append(f"engine {index}{machine} ({num_gpus} GPUs): {shlex.join(words)}")
+            lines.append(f"{name} {index}{machine} ({num_gpus} GPUs): {shlex.join(words)}")
     return lines

@@ -7,17 +7,24 @@ it ends, the pipe closes. Should the supervisor itself be killed, the kernel kil
 that it imports nothing but the standard library.
 """
 
+import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0
 """How long the server may take to stop before it is killed."""
+
+SHARED_MEMORY = ("sgl_shm_", "sglang_loads_", "sem.mp-")
+"""How files in /dev/shm begin that SGLang makes for itself alone, and leaves there when it is killed: to stop by itself
+it may take longer than GRACE_S."""
 
 
 def main(command: list[str]) -> int:
@@ -26,13 +33,15 @@ def main(command: list[str]) -> int:
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_supervisor
     )
     stopping = threading.Event()
+    left: list[str] = []
 
     def stop() -> None:
         if stopping.is_set():
             return
         stopping.set()
-        server.terminate()
         threading.Timer(GRACE_S, _kill_group, (server.pid,)).start()
+        left.extend(_shared_memory(server.pid))
+        server.terminate()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop()
@@ -47,6 +56,9 @@ def main(command: list[str]) -> int:
     threading.Thread(target=watch_parent, daemon=True).start()
     code = server.wait()
     _kill_group(server.pid)
+    for path in left:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     sys.stdout.flush()
     os._exit(code if code >= 0 else 128 - code)
 
@@ -62,6 +74,23 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def _shared_memory(leader: int) -> list[str]:
+    """The files of SHARED_MEMORY that processes of the group have mapped.
+
+    Told by inode: a semaphore is mapped before it gets its name.
+    """
+    inodes: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is none of ours
+            if os.getpgid(int(process.name)) == leader:
+                maps = (process / "maps").read_text(errors="replace")
+                inodes.update(map(int, re.findall(r"(\d+) +/dev/shm/", maps)))
+    if not inodes:
+        return []
+    with os.scandir("/dev/shm") as files:
+        return [file.path for file in files if file.name.startswith(SHARED_MEMORY) and file.inode() in inodes]
 
 
 if __name__ == "__main__":

@@ -27,5 +27,13 @@ def remove_stale(root: Path) -> None:
     prefix = own_prefix()
     for directory in root.glob(f"{prefix}*"):
         pid = directory.name.removeprefix(prefix)
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if pid.isdigit() and not lives(int(pid)):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code that nobody has asked for."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slime_core.weights.leftovers import SHARED_MEMORY, own_prefix
 from tiny_model import write_model
 
 MARKER = "SLIME_TEST_RUN"
@@ -85,6 +86,11 @@ class Run:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
+
+    def weights(self) -> list[Path]:
+        """Where trainers of the run keep weights in shared memory."""
+        paths = [SHARED_MEMORY / f"{own_prefix()}{process.pid}" for process in self.processes()]
+        return [path for path in paths if path.exists()]
 
     def assert_nothing_left(self, timeout_s: float = 30) -> None:
         """No process of the run survives it."""

@@ -51,9 +51,11 @@ def test_a_disaggregated_run_on_two_engines_and_two_ranks(start_run, read_rows, 
 def test_a_killed_run_leaves_nothing_and_resumes_where_it_was(start_run, read_rows):
     run = start_run("--num-rollout", "1000", "--save-interval", "2")
     run.wait_for(lambda: len(rounds(read_rows())) >= 3)
+    [weights] = run.weights()
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     run.assert_nothing_left()
+    assert not weights.exists()
     done = len(rounds(read_rows()))
     again = start_run("--resume", "run", "--num-rollout", str(done + 2))
     code, output = again.finish()
@@ -148,12 +150,14 @@ def test_a_part_that_dies_stops_the_run_with_one_clear_error(start_run, read_row
     run = start_run("--num-rollout", "1000")
     run.wait_for(lambda: len(rounds(read_rows())) >= 1)
     [found] = [process for process in run.processes() if command in " ".join(process.cmdline())]
+    [weights] = run.weights()
     found.kill()
     code, output = run.finish(60)
     assert code == 1, output
     assert message in output
     assert "Traceback" not in output
     run.assert_nothing_left()
+    assert not weights.exists()
 
 
 BROKEN = {

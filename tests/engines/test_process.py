@@ -18,6 +18,7 @@ from slime_core.engines.process import LOOPBACK, ServerProcess, free_port, port_
 from slime_core.engines.router import Router
 from slime_core.options import parse
 
+SHM = Path("/dev/shm")
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -74,6 +75,43 @@ def test_a_server_dies_with_a_killed_supervisor(tmp_path):
     until(lambda: gone(pids[:1]))
     os.kill(pids[1], signal.SIGKILL)  # the grandchild is the server's own to end
     assert gone(pids[:1])
+
+
+SHARING = """
+import mmap, sys, time
+from pathlib import Path
+
+maps = []
+for name in sys.argv[1:]:
+    nameless = Path(name + ".part")
+    with nameless.open("wb+") as file:
+        file.truncate(4096)
+        maps.append(mmap.mmap(file.fileno(), 4096))
+    Path(name).hardlink_to(nameless)
+    nameless.unlink()
+print("ready", flush=True)
+time.sleep(600)
+"""
+"""Maps files before they get their names, as semaphores are."""
+
+
+@pytest.mark.skipif(not SHM.is_dir(), reason="this system has no /dev/shm")
+def test_what_a_killed_sglang_had_in_shared_memory_is_removed(tmp_path):
+    mark = f"{os.getpid()}_{time.monotonic_ns()}"
+    own = [SHM / f"sgl_shm_mq_{mark}", SHM / f"sem.mp-{mark}", SHM / f"sglang_loads_{mark}.shm"]
+    weights, anothers = SHM / f"slime-test-{mark}", SHM / f"sgl_shm_mq_{mark}_another"
+    anothers.touch()
+    command = [sys.executable, "-c", SHARING, *map(str, [*own, weights])]
+    server = ServerProcess("server", command, tmp_path / "log")
+    try:
+        until(lambda: (tmp_path / "log").read_text() == "ready\n")
+        server.stop()
+        assert not any(path.exists() for path in own)
+        assert weights.exists() and anothers.exists(), "what it only reads, and another server's, are not its to remove"
+    finally:
+        server.stop()
+        for path in SHM.glob(f"*{mark}*"):
+            path.unlink()
 
 
 def test_a_server_that_exits_shows_the_end_of_its_log(tmp_path):

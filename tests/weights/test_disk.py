@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,7 +103,11 @@ def test_leftovers_of_killed_trainers_are_removed_and_those_of_living_ones_kept(
     dead, *kept = (tmp_path / name for name in names)
     for directory in (dead, *kept):
         directory.mkdir()
-    remove_stale(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        (unasked := tmp_path / f"{own_prefix()}{ended.pid}").mkdir()
+        remove_stale(tmp_path)
+    assert not unasked.exists(), "its exit code is all that is left of it"
     assert not dead.exists() and all(directory.exists() for directory in kept), "another machine's are its own"
 
 
