@@ -998,6 +998,11 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         help="leave out a sequence with a token whose p_trainer / p_engine is below X, such as 1e-4",
     )
     g.add_argument(
+        "--routing-replay",
+        action="store_true",
+        help="a token of a mixture of experts goes in every update to the experts of before the round's first one",
+    )
+    g.add_argument(
         "--mask-offpolicy-delta",
         type=non_negative,
         metavar="X",
@@ -1422,8 +1427,8 @@ def importance_bounds(args: argparse.Namespace) -> tuple[float, float]:
 
 def compares_old_logprobs(args: argparse.Namespace, num_steps: int) -> bool:
     """Whether a round needs the policy's log-probabilities before its first update's own forward."""
-    several = num_steps > 1 or bool(args.kl_coef) or args.teacher_model is not None or args.importance_normalize
-    return several and not args.use_rollout_logprobs
+    wanted = bool(args.kl_coef) or args.teacher_model is not None or args.importance_normalize or args.routing_replay
+    return (num_steps > 1 or wanted) and not args.use_rollout_logprobs
 
 
 MEGATRON_DEFAULTS = {
@@ -1530,6 +1535,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
         )
     if args.importance_normalize and args.importance_correction is None:
         raise OptionError("--importance-normalize divides the weights of --importance-correction, which is not given.")
+    before = {"--use-rollout-logprobs": args.use_rollout_logprobs, "--overlap-logprobs": args.overlap_logprobs}
+    for flag, given in before.items():
+        if args.routing_replay and given:
+            raise OptionError(
+                f"--routing-replay takes experts from the trainer's own pass over the whole round, which {flag} "
+                "leaves out; drop one of them."
+            )
     if args.importance_veto is not None and args.use_rollout_logprobs:
         raise OptionError(
             "--importance-veto compares the trainer with the engine, whose log-probabilities "
@@ -1630,6 +1642,7 @@ TORCH_FLAGS = (
     "lora_rank",
     "async_save",
     "multimodal_keys",
+    "routing_replay",
 )
 """Options that only `--train-backend torch` knows."""
 

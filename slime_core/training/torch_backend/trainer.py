@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from slime_core.training.torch_backend.frozen import Frozen
 from slime_core.training.torch_backend.load import load_policy
 from slime_core.training.torch_backend.model import Policy
 from slime_core.training.torch_backend.optimizer import Optimizer
+from slime_core.training.torch_backend.routing import RoutingReplay
 from slime_core.training.torch_backend.sharding import in_step
 from slime_core.training.torch_backend.state import restore, tensors_of
 from slime_core.types import FloatArray, IntArray, Shard
@@ -53,6 +55,7 @@ class TorchTrainer:
             rank, world_size, address=master_address, port=master_port, device=self._device, group=self._sharded
         )
         self._policy = load_policy(args, self.ranks)
+        self._routing = RoutingReplay(self._policy) if args.routing_replay else None
         self._frozen = Frozen(args, self.ranks)
         self._optimizer = Optimizer(args, self._policy.model)
         on_cpu = self._device.type == "cpu"
@@ -68,6 +71,8 @@ class TorchTrainer:
         if self._args.reset_optimizer_state:
             for optimizer in self._optimizers.values():
                 optimizer.reset()
+        if self._routing is not None:
+            self._routing.forget()
         return self._round.train(step, shard)
 
     def early_logprobs(self, shard: Shard) -> dict[str, Any]:
@@ -107,7 +112,9 @@ class TorchTrainer:
                 if some is None:
                     policy.idle()
                     continue
-                logprobs, _ = policy.logprobs(batch.select(some))
+                part = batch.select(some)
+                with self._recorded(policy, some, part):
+                    logprobs, _ = policy.logprobs(part)
                 for row, values in zip(some, logprobs.split(responses[some].tolist()), strict=True):
                     by_sample[row].copy_(values)
         return parts
@@ -120,8 +127,18 @@ class TorchTrainer:
                 self._policy.idle().backward()
                 continue
             part = batch.select(some)
-            logprobs, entropy = self._policy.logprobs(part)
-            loss(some, part, logprobs, entropy).backward()
+            with self._replayed(some, part):
+                logprobs, entropy = self._policy.logprobs(part)
+                loss(some, part, logprobs, entropy).backward()
+
+    def _recorded(self, policy: Policy, rows: IntArray, part: TensorBatch) -> AbstractContextManager[None]:
+        """Under --routing-replay the policy's experts are remembered, and no frozen model's."""
+        if self._routing is None or policy is not self._policy:
+            return nullcontext()
+        return self._routing.recorded(rows, part.host.lengths)
+
+    def _replayed(self, rows: IntArray, part: TensorBatch) -> AbstractContextManager[None]:
+        return nullcontext() if self._routing is None else self._routing.replayed(rows, part.host.lengths)
 
     def _micro_batches(self, policy: Policy, batch: TensorBatch, rows: IntArray) -> Iterator[IntArray | None]:
         parts = micro_batches(batch.host.lengths, rows, self._max_tokens, padded=not policy.packs)
