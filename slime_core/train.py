@@ -71,11 +71,12 @@ class Run:
                 done = step + 1
                 if schedule.evaluate_alone(done):
                     self._engines.evaluate(done)
-                with self._progress.phase("save"):
-                    if schedule.export(done):  # before the checkpoint: a run resumed from that one would not write it
+                if schedule.export(done):  # before the checkpoint: a run resumed from that one would not write it
+                    with self._progress.phase("save"):
                         self._saving.export(done)
-                    if schedule.save(done):
-                        self._engines.settle()
+                if schedule.save(done):
+                    self._engines.settle()
+                    with self._progress.phase("save"):
                         self._saving.begin(done)
             self._saving.finish()
         except EnginesLostError as error:

@@ -35,7 +35,10 @@ class Wandb:
             # an offline run cannot ask the server; `wandb sync` puts it under the same id
             resume="allow" if mode == "online" else None,
             reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True),
+            # x_disable_meta: the command line, which wandb would send, may have secrets
+            settings=wandb.Settings(
+                silent=True, console="off", disable_code=True, disable_git=True, x_disable_meta=True
+            ),
         )
         # a metric of its own, because wandb's built-in step refuses rows of an earlier step after a resume
         self._run.define_metric("*", step_metric="step")

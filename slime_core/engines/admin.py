@@ -13,6 +13,9 @@ import orjson
 from slime_core.engines.topology import parse_topology
 from slime_core.errors import EngineError
 
+FAILED_END_TIMEOUT_S = 60.0
+"""For a server to close an update that failed; one that hangs over it never does."""
+
 TO_NOBODY = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
 """A prompt for a prefilling engine that no other goes on with: SGLang's own /health asks so."""
 
@@ -79,8 +82,9 @@ class EngineAdmin:
         try:
             yield
         except BaseException:
-            with suppress(EngineError):
-                await self._end(session)
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(FAILED_END_TIMEOUT_S):
+                    await self._end(session)
             raise
         await self._end(session)
 

@@ -27,7 +27,7 @@ SAME = 1e-4
 """Divergence (nats) below which two models are the same."""
 
 SAME_LOGPROBS = 0.02
-"""Difference (nats) that bfloat16 may make between two passes of one model."""
+"""Difference (nats) that bfloat16 may make between two passes of one model; half its square is the divergence."""
 
 COMPARED = ("train/mismatch_kl", "train/entropy")
 """What later rounds are measured against the first ones by."""
@@ -108,7 +108,7 @@ class Alarms:
                 f"train/ppo_kl is {metrics['train/ppo_kl']:.2g} before any update and must be 0. Check --policy-loss."
             )
         off = metrics.get("train/first_step_ref_kl", 0.0)
-        if args.ref_model is None and off > SAME:
+        if args.ref_model is None and off > SAME_LOGPROBS**2:
             return (
                 f"train/first_step_ref_kl is {off:.2g} before any update, although the reference is --model; it must "
                 "be 0."

@@ -192,7 +192,11 @@ class Round:
             # NaN is left on tokens that are not trained, where it would still poison the gradient
             batch.old_logprobs = batch.rollout_logprobs.nan_to_num(0.0)
         elif compares_old_logprobs(self._args, num_steps) or batch.teacher_logprobs is not None:
-            batch.old_logprobs = _completed(batch, rows, "old_logprobs", self._backend.logprobs)
+            # with old ones that a converter brought the experts would be unknown
+            own = self._backend.logprobs
+            batch.old_logprobs = (
+                own(batch, rows) if self._args.routing_replay else _completed(batch, rows, "old_logprobs", own)
+            )
             meters.compare(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
 
     def _mean_weights(self, batch: TensorBatch, steps: Sequence[Step]) -> list[float]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from slime_core.engines.admin import EngineAdmin
+from slime_core.engines.process import LOOPBACK
 from slime_core.engines.weight_group import DEVICES, WeightGroup, in_daemon_thread, meeting_point
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.weights.buckets import Bucket, buckets, dtype_name, refuse_copies_and_stages
 from slime_core.weights.source import NamedTensors, Update
 
 CLOSE_TIMEOUT_S = 5.0
+EVERYWHERE = "0.0.0.0"
 
 
 class BroadcastTransport:
@@ -64,13 +66,14 @@ class BroadcastTransport:
         on_gpu = next((tensor.is_cuda for _, tensor in tensors), False)
         backend = self._backend = choose_backend(on_gpu, infos, colocated=self._colocated)
         name = self._name = f"slime-{uuid.uuid4().hex}"
-        address = common_address(admin.urls)
+        seen = {url: address_seen_by(url) for url in admin.urls}
+        address = common_address(seen.values())
         store = meeting_point(address, size)
         self._members = list(admin.urls)
         self._group_of |= dict.fromkeys(admin.urls, name)
         bodies = {
             url: {
-                "master_address": address,
+                "master_address": seen[url] if address == EVERYWHERE else address,
                 "master_port": store.port,
                 "rank_offset": offset,
                 "world_size": size,
@@ -173,10 +176,12 @@ def _no_backend(devices: set[Any]) -> str:
     )
 
 
-def common_address(urls: Sequence[str]) -> str:
-    """The address of this machine that all servers reach; loopback where they are all on it."""
-    addresses = sorted({address_seen_by(url) for url in urls}, key=lambda address: address.startswith("127."))
-    return addresses[0]
+def common_address(addresses: Iterable[str]) -> str:
+    """One of this machine's addresses that all servers reach, given what each sees; where none does, `EVERYWHERE`."""
+    outside = {address for address in addresses if not address.startswith("127.")}
+    if len(outside) > 1:
+        return EVERYWHERE
+    return outside.pop() if outside else LOOPBACK
 
 
 def address_seen_by(url: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,12 +115,20 @@ class WeightSync:
                 if sent:
                     for url, used in (await admin.checksums()).items():
                         compare(*comparing(sent, used), url)
-            finally:
-                try:
-                    await self._offload.take_back(admin, REST)
-                finally:
-                    await admin.resume()  # with the new weights or, after a refusal, the old ones
+            except BaseException:
+                # with the old weights; one that hangs over the new ones must not hold up the others
+                with suppress(EngineError, TimeoutError):
+                    async with asyncio.timeout(self._args.engine_health_timeout_s):
+                        await self._go_on(admin)
+                raise
+            await self._go_on(admin)
             return time.monotonic() - paused
+
+    async def _go_on(self, admin: EngineAdmin) -> None:
+        try:
+            await self._offload.take_back(admin, REST)
+        finally:
+            await admin.resume()
 
     def _tensors(self, source: WeightSource) -> NamedTensors:
         """As the engines hold them."""

@@ -48,6 +48,16 @@ def test_without_a_key_the_run_is_kept_offline_in_its_directory(args, offline, t
     assert b"eval/heldout/mean" in content
 
 
+def test_the_command_line_with_its_secrets_is_not_sent(args, offline, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is an optional extra")
+    secret = "s3cret-of-an-engine"
+    monkeypatch.setattr(sys, "argv", ["slime", "train", "--engine-env", f"HF_TOKEN={secret}"])
+    track(args, step=0)
+    written = [file for file in (tmp_path / "first").rglob("*") if file.is_file()]
+    assert run_files(tmp_path / "first")[0] in written
+    assert [file for file in written if secret.encode() in file.read_bytes()] == []
+
+
 def test_a_resumed_run_keeps_its_id(args, offline, tmp_path):
     pytest.importorskip("wandb", reason="wandb is an optional extra")
     track(args, step=0)

@@ -20,7 +20,7 @@ from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.process import LOOPBACK
 from slime_core.engines.weight_group import WeightGroup, in_daemon_thread, meet_at
 from slime_core.errors import WeightSyncError
-from slime_core.weights.broadcast import BroadcastTransport
+from slime_core.weights.broadcast import EVERYWHERE, BroadcastTransport, common_address
 from slime_core.weights.source import Update
 
 NUM_NUMBERS = 1 << 22
@@ -126,6 +126,18 @@ async def test_an_engine_that_dies_in_a_broadcast_does_not_hold_up_the_others(do
             async with asyncio.timeout(60), transport.offer(admin, update()) as deliver:
                 await deliver()
     transport.close()
+
+
+@pytest.mark.parametrize(
+    ("seen", "address"),
+    [
+        ([LOOPBACK, LOOPBACK], LOOPBACK),
+        ([LOOPBACK, "10.0.0.5"], "10.0.0.5"),
+        (["10.0.0.5", "172.17.0.1"], EVERYWHERE),
+    ],
+)
+def test_members_meet_at_an_address_that_all_reach(seen, address):
+    assert common_address(seen) == address
 
 
 async def test_engines_of_this_machine_meet_on_loopback_alone():
