@@ -189,12 +189,12 @@ def ready(process: ServerProcess, url: str, check_others: Callable[[], None]) ->
     """Whether a server is healthy.
 
     Raises:
-        EngineError: when a part of it elsewhere has ended, or another program answers: SGLang takes its port last.
+        EngineError: when a part of it elsewhere has ended, or another program listens there; SGLang binds its port last.
     """
     check_others()
-    if not answers(f"{url}/health"):
+    if not listens(url):
         return False
     if process.listens_on(urlsplit(url).port or 80):
-        return True
+        return answers(f"{url}/health")
     process.check()
-    raise EngineError(f"{process.name}: its port is already in use by another program, which answers at {url}.")
+    raise EngineError(f"{process.name}: its port is already in use by another program, which listens at {url}.")

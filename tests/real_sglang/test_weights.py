@@ -137,7 +137,6 @@ def test_a_model_that_does_not_load_shows_the_end_of_the_log(args, tmp_path):
         server.stop()
 
 
-@pytest.mark.slow
 def test_a_port_that_another_process_took_meanwhile_is_no_end(args, tmp_path, monkeypatch):
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
