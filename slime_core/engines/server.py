@@ -189,7 +189,7 @@ def ready(process: ServerProcess, url: str, check_others: Callable[[], None]) ->
     """Whether a server is healthy.
 
     Raises:
-        EngineError: when a part of it elsewhere has ended, or another program listens there; SGLang binds its port last.
+        EngineError: when a part of it elsewhere has ended, or another program listens there, which SGLang sees late.
     """
     check_others()
     if not listens(url):

@@ -83,8 +83,17 @@ def assert_nothing_lost_or_doubled(rows, directory):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("most", [5, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_run_whose_engines_are_killed_and_hung_all_the_time_ends_well(start_run, read_rows, tmp_path, most):
+@pytest.mark.parametrize(
+    ("most", "transport"),
+    [
+        (5, "disk"),
+        pytest.param(1000, "disk", marks=pytest.mark.slow),
+        pytest.param(1000, "broadcast", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_whose_engines_are_killed_and_hung_all_the_time_ends_well(
+    start_run, read_rows, tmp_path, most, transport
+):
     random = Random(0)
     words = [
         "--num-engines",
@@ -94,6 +103,7 @@ def test_a_run_whose_engines_are_killed_and_hung_all_the_time_ends_well(start_ru
         "--n-samples-per-prompt",
         "8",
         "--save-samples",
+        *("--weight-transport", transport),
         *FAST,
     ]
     run = start_run("--num-rollout", "24", "--max-response-tokens", "200", *words)

@@ -26,11 +26,13 @@ def model_dir(models):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1400)
-def test_a_run_whose_servers_are_killed_and_hung_ends_well(start_run, read_rows, tmp_path, model_dir):  # noqa: F811
+@pytest.mark.parametrize("transport", ["disk", "broadcast"])
+def test_a_run_whose_servers_are_killed_and_hung_ends_well(start_run, read_rows, tmp_path, model_dir, transport):  # noqa: F811
     """A server takes half a minute to come back, so the next one dies a few seconds after both have."""
     random = Random(0)
     words = sglang_words(model_dir, "--num-engines", "2", "--placement", "disaggregated", "--save-samples")
     words += ["--engine-health-interval-s", "1", "--engine-health-timeout-s", "10", "--n-samples-per-prompt", "8"]
+    words += ["--weight-transport", transport]
     run = start_run("--num-rollout", str(NUM_ROUNDS), "--max-response-tokens", "200", *words)
     run.wait_for(lambda: rounds(read_rows()), timeout_s=300)
     started, num_kills, num_hangs = time.monotonic(), 0, 0
