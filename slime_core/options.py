@@ -1528,11 +1528,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
         )
     _validate_overlap(args)
-    if args.importance_correction is not None and args.use_rollout_logprobs:
-        raise OptionError(
-            "--importance-correction compares the trainer with the engine, whose log-probabilities "
-            "--use-rollout-logprobs takes for the trainer's; drop one of them."
-        )
+    compared = {"--importance-correction": args.importance_correction, "--importance-veto": args.importance_veto}
+    for flag, given in compared.items():
+        if given is not None and args.use_rollout_logprobs:
+            raise OptionError(
+                f"{flag} compares the trainer with the engine, whose log-probabilities --use-rollout-logprobs takes "
+                "for the trainer's; drop one of them."
+            )
     if args.importance_normalize and args.importance_correction is None:
         raise OptionError("--importance-normalize divides the weights of --importance-correction, which is not given.")
     before = {"--use-rollout-logprobs": args.use_rollout_logprobs, "--overlap-logprobs": args.overlap_logprobs}
@@ -1542,11 +1544,6 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
                 f"--routing-replay takes experts from the trainer's own pass over the whole round, which {flag} "
                 "leaves out; drop one of them."
             )
-    if args.importance_veto is not None and args.use_rollout_logprobs:
-        raise OptionError(
-            "--importance-veto compares the trainer with the engine, whose log-probabilities "
-            "--use-rollout-logprobs takes for the trainer's; drop one of them."
-        )
     low, high = importance_bounds(args)
     if low > high:
         raise OptionError(f"--importance-low {low:g} is above --importance-high {high:g}.")

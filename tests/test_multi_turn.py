@@ -10,6 +10,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from served import served
 from slime_core import (
     DataError,
     Generation,
@@ -377,15 +378,13 @@ async def test_a_running_tool_holds_no_place_at_the_engine():
 
     app = web.Application()
     app.router.add_post("/generate", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with EngineClient(url, tokenizer=CharacterTokenizer(), concurrency=1, timeout_s=10) as client:
+    async with (
+        served(app) as url,
+        EngineClient(url, tokenizer=CharacterTokenizer(), concurrency=1, timeout_s=10) as client,
+    ):
         samples = [Sample(tokens=np.array([first], np.int32)) for first in (1, 2)]
         async with asyncio.timeout(20):
             await asyncio.gather(*(run(SampleEngine(client, Requests(), 0, s), wait, s) for s in samples))
-    await runner.cleanup()
     assert [sample.response for sample in samples] == ["!go on!"] * 2
 
 

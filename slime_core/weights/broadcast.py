@@ -52,12 +52,11 @@ class BroadcastTransport:
         """Leave the group; engines that outlive the run leave it too."""
         self.forget_engines()
         if self._external:
-            asyncio.run(self._dismiss())
+            asyncio.run(self._leave_all())
 
-    async def _dismiss(self) -> None:
-        for url, name in self._group_of.items():
-            async with EngineAdmin([url], CLOSE_TIMEOUT_S) as admin:
-                await admin.destroy_weights_update_group([url], name)
+    async def _leave_all(self) -> None:
+        async with EngineAdmin(list(self._group_of), CLOSE_TIMEOUT_S) as admin:
+            await self._leave(admin)
 
     # --- the group ----------------------------------------------------------------------------------------------------
     async def _meet(self, admin: EngineAdmin, tensors: NamedTensors) -> WeightGroup:
@@ -93,7 +92,7 @@ class BroadcastTransport:
         return group
 
     async def _leave(self, admin: EngineAdmin) -> None:
-        """Take down the groups before this one, at the engines that are to join it."""
+        """Take down the groups that these engines are in."""
         self.forget_engines()
         for url in admin.urls:
             if (name := self._group_of.pop(url, None)) is not None:

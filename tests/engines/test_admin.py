@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from served import served
 from slime_core.engines.admin import EngineAdmin, Refused
 from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.errors import EngineError
@@ -54,13 +55,8 @@ async def stand_in(role: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]
 
     app = web.Application()
     app.add_routes([web.get("/server_info", server_info), web.post("/generate", generate)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, LOOPBACK, 0).start()
-    try:
-        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield url, asked
 
 
 async def test_engines_of_a_pair_are_asked_for_a_prompt_where_they_read_one():

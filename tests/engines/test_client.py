@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from served import served
 from slime_core import EngineError, Sample, Status
 from slime_core.engines.client import EngineClient, SampleEngine, parse_generation
-from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.engines.requests import Requests
 from tiny_model import byte_tokenizer
 
@@ -32,14 +32,8 @@ async def scripted_server(generate: Handler) -> AsyncIterator[str]:
     """A stand-in for an engine whose /generate does what the test wants."""
     app = web.Application()
     app.router.add_post("/generate", generate)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, LOOPBACK, port).start()
-    try:
-        yield f"http://{LOOPBACK}:{port}"
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield url
 
 
 def client_of(url: str, **options: float) -> EngineClient:
@@ -321,16 +315,8 @@ class Abortable:
         app = web.Application()
         app.router.add_post("/generate", self.generate)
         app.router.add_post("/abort_request", self.abort)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        port = free_port()
-        await web.TCPSite(runner, LOOPBACK, port).start()
-        url = f"http://{LOOPBACK}:{port}"
-        try:
-            async with client_of(url, worker_urls=[url], **options) as client:
-                yield client
-        finally:
-            await runner.cleanup()
+        async with served(app) as url, client_of(url, worker_urls=[url], **options) as client:
+            yield client
 
     async def received(self, count: int) -> None:
         while len(self.events) < count:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from served import served
 from slime_core.engines.admin import EngineAdmin, Refused
 from slime_core.engines.client import EngineClient, parse_generation, parse_prompt_logprobs
-from slime_core.engines.process import LOOPBACK
 from slime_core.errors import EngineError
 from slime_core.types import Status
 from tiny_model import byte_tokenizer
@@ -34,13 +34,8 @@ async def replaying(*names: str) -> AsyncIterator[tuple[str, list[tuple[str, str
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, LOOPBACK, 0).start()
-    try:
-        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield url, asked
 
 
 def client_of(url: str) -> EngineClient:

@@ -14,8 +14,9 @@ import psutil
 import pytest
 from aiohttp import web
 
+from served import served
 from slime_core.engines.client import EngineClient
-from slime_core.engines.process import LOOPBACK, free_port
+from slime_core.engines.process import free_port
 from slime_core.engines.router import Router
 from slime_core.testing import make_options
 from tiny_model import byte_tokenizer
@@ -56,13 +57,8 @@ class Worker:
         app = web.Application()
         app.router.add_post("/generate", self.generate)
         app.router.add_route("*", "/{path:.*}", self.anything)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, LOOPBACK, port).start()
-        try:
-            yield f"http://{LOOPBACK}:{port}"
-        finally:
-            await runner.cleanup()
+        async with served(app, port) as url:
+            yield url
 
 
 @asynccontextmanager

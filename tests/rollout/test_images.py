@@ -13,6 +13,7 @@ from aiohttp import web
 from PIL import Image
 from transformers import AutoProcessor
 
+from served import served
 from slime_core.defaults.dataset import Dataset
 from slime_core.errors import DataError, OptionError
 from slime_core.rollout.early import Early
@@ -43,11 +44,8 @@ async def engine():
 
     app = web.Application()
     app.router.add_post("/generate", generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}", requests
-    await runner.cleanup()
+    async with served(app) as url:
+        yield url, requests
 
 
 async def test_a_round_with_images_gives_engines_placeholders_and_trainers_what_the_model_sees(

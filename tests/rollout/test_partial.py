@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from served import served
 from slime_core import Sample, Status
-from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.errors import OptionError
 from slime_core.options import Options
 from slime_core.rollout.manager import RolloutManager
@@ -55,17 +55,12 @@ class WordEngine:
 
 @pytest.fixture
 async def engine():
-    served = WordEngine()
+    words = WordEngine()
     app = web.Application()
-    app.router.add_post("/generate", served.generate)
-    app.router.add_post("/abort_request", served.abort)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, LOOPBACK, port).start()
-    served.url = f"http://{LOOPBACK}:{port}"
-    yield served
-    await runner.cleanup()
+    app.router.add_post("/generate", words.generate)
+    app.router.add_post("/abort_request", words.abort)
+    async with served(app) as words.url:
+        yield words
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 import torch
 from aiohttp import web
 
+from served import served
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.process import LOOPBACK
 from slime_core.engines.weight_group import WeightGroup, in_daemon_thread, meet_at
@@ -46,6 +47,7 @@ class Member:
     def __init__(self, doomed: bool) -> None:
         self._doomed = doomed
         self._process: Process | None = None
+        self.left: list[str] = []
         self._group: WeightGroup | None = None
         self._free = asyncio.Event()
         self._free.set()
@@ -90,6 +92,10 @@ class Member:
         await self._free.wait()
         return web.json_response({"success": True})
 
+    async def leave(self, request: web.Request) -> web.Response:
+        self.left.append((await request.json())["group_name"])
+        return web.json_response({"success": True})
+
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
         app = web.Application()
@@ -100,15 +106,11 @@ class Member:
                 web.post("/begin_weight_update", self.begin),
                 web.post("/update_weights_from_distributed", self.receive),
                 web.post("/end_weight_update", self.end),
+                web.post("/destroy_weights_update_group", self.leave),
             ]
         )
-        runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, LOOPBACK, 0).start()
-        try:
-            yield f"http://{LOOPBACK}:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with served(app) as url:
+            yield url
 
 
 def update() -> Update:
@@ -153,3 +155,15 @@ async def test_engines_of_this_machine_meet_on_loopback_alone():
         listening = [socket.laddr.ip for socket in sockets if socket.laddr.port == member.store[1]]
     transport.close()
     assert listening == [LOOPBACK]
+
+
+@pytest.mark.parametrize("external", [False, True])
+async def test_an_engine_that_outlives_the_run_is_told_to_leave_the_group(external):
+    member = Member(doomed=False)
+    transport = BroadcastTransport(1 << 30, 600, colocated=False, external=external)
+    async with member.serve() as url, EngineAdmin([url], 600) as admin:
+        async with transport.offer(admin, update()) as deliver:
+            await deliver()
+        name = transport._name
+        await asyncio.to_thread(transport.close)
+    assert member.left == [name] * external

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from served import served
 from slime_core.engines.admin import EngineAdmin
-from slime_core.engines.process import LOOPBACK, free_port
 from slime_core.errors import EngineError, OptionError
 from slime_core.testing import make_options
 from slime_core.weights.offload import REST, WEIGHTS, Offload
@@ -31,14 +31,8 @@ async def recording_server(num_busy: int) -> AsyncIterator[tuple[str, Calls]]:
 
     app = web.Application()
     app.router.add_post("/{name}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, LOOPBACK, port).start()
-    try:
-        yield f"http://{LOOPBACK}:{port}", calls
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield url, calls
 
 
 async def test_memory_is_released_only_once_nothing_runs():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from slime_core.engines.process import LOOPBACK
+from served import served
 from slime_core.weights.sync import WeightSync
 
 CAPTURED = Path(__file__).parents[1] / "engines" / "captures" / "update_0.5.9.json"
@@ -52,11 +52,8 @@ async def engine() -> AsyncIterator[tuple[str, list[str], list[dict]]]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, LOOPBACK, 0).start()
-    yield f"http://{LOOPBACK}:{runner.addresses[0][1]}", asked, updates
-    await runner.cleanup()
+    async with served(app) as url:
+        yield url, asked, updates
 
 
 @pytest.mark.parametrize("transport", ["disk", "tensor"])

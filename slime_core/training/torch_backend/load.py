@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -97,10 +96,10 @@ def _recompute_activations(model: PreTrainedModel) -> None:
     for layer in layers:
         # transformers asks for it before it recomputes; within, where a layer may drop out by itself, it does not hold
         layer.training = True
-        layer._gradient_checkpointing_func = partial(_recomputed, layer)
+        layer._gradient_checkpointing_func = partial(_recomputed, layer, layer._gradient_checkpointing_func)
 
 
-def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+def _recomputed(layer: nn.Module, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any) -> Any:
     def in_evaluation_mode(*args: Any) -> Any:
         layer.training = False
         try:
@@ -108,7 +107,7 @@ def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any) -> An
         finally:
             layer.training = True
 
-    return checkpoint(in_evaluation_mode, *args, use_reentrant=False)
+    return checkpoint(in_evaluation_mode, *args)
 
 
 def place(args: argparse.Namespace, root: nn.Module, ranks: Ranks, dtype: torch.dtype) -> None:

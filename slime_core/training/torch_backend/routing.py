@@ -140,10 +140,13 @@ def routers(policy: Policy) -> list[nn.Module]:
                 found[inside[-1]] = None
             return func(*args, **(kwargs or {}))
 
-    hooks = [
-        register_module_forward_pre_hook(lambda module, _: inside.append(module)),
-        register_module_forward_hook(lambda *_: (inside.pop(), None)[1], always_call=True),
-    ]
+    def enter(module: nn.Module, _: Any) -> None:
+        inside.append(module)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
     try:
         with torch.no_grad(), Watch():
             policy.idle()
