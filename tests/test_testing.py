@@ -1,12 +1,13 @@
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.errors import EngineError, OptionError
-from slime_core.testing import CharacterTokenizer, ScriptedEngine, make_group, make_options, make_sample
+from slime_core.testing import CharacterTokenizer, ScriptedEngine, cpu_seconds, make_group, make_options, make_sample
 from slime_core.types import Sample, Status, TrainBatch
 
 
@@ -102,6 +103,22 @@ async def test_answers_may_depend_on_the_text_so_far():
 async def test_one_request_too_many_says_so():
     with pytest.raises(EngineError, match="0 answers and was asked 1 times"):
         await ScriptedEngine([]).generate([], {})
+
+
+def test_cpu_seconds_are_those_of_the_quickest_try():
+    def seconds(*tries: float) -> float:
+        """Of a call whose tries take so long."""
+        durations = iter(tries)
+
+        def work():
+            until = time.thread_time() + next(durations)
+            while time.thread_time() < until:
+                pass
+
+        return cpu_seconds(work, len(tries))
+
+    assert seconds(0.2) >= 0.2
+    assert 0.05 <= seconds(0.4, 0.05, 0.4) < 0.4
 
 
 def test_it_imports_without_torch():

@@ -173,7 +173,7 @@ async def test_a_hanging_grader_does_not_stop_the_others_or_the_loop(make_args, 
         await watcher
     assert [s.status is Status.FAILED for s in samples] == [i % 4 == 0 for i in range(8)]
     assert [s.rewards.get("sometimes") for s in samples if s.status is not Status.FAILED] == [1.0] * 6
-    assert longest < 1.0, "the event loop waited for a grader"
+    assert longest < 2.0, "the event loop waited for a grader"
 
 
 async def test_cancelling_kills_the_grader_and_closing_leaves_no_process(make_args, open_manager, plugin_file):

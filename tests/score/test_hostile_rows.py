@@ -37,4 +37,4 @@ def test_hostile_rows_harm_nothing(reward, flags, expected, tmp_path, capsys):
     assert report["failures"] == {}
     assert graded[1::3] == [expected[0]] * len(hostile_answers())
     assert graded[2::3] == [expected[1]] * len(hostile_answers())
-    assert report["longest_stall_s"] < 0.5, "the event loop was held"
+    assert report["longest_stall_s"] < 2.0, "the event loop was held"

@@ -136,7 +136,7 @@ def test_a_hanging_grader_fails_alone(score, tmp_path):
     report = json.loads(out)
     assert report["graded"] == 3
     assert [failure["rows"] for failure in report["failures"].values()] == [[2]]
-    assert report["longest_stall_s"] < 0.5, "the event loop waited for a grader"
+    assert report["longest_stall_s"] < 1.0, "the event loop waited for a grader"
 
 
 def test_a_reward_that_asks_an_engine_fails_and_says_so(score, tmp_path):

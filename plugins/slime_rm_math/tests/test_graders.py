@@ -1,12 +1,11 @@
 """The graders beside `math`: what they give, what upstream graders get wrong, and that nothing hostile stops them."""
 
-import time
 from functools import lru_cache
 
 import pytest
 
 from slime_core import OptionError, Sample
-from slime_core.testing import make_options, make_sample
+from slime_core.testing import cpu_seconds, make_options, make_sample
 from slime_rm_math import dapo, deepscaler, length_penalty, overlong
 from slime_rm_math import format as format_reward
 from slime_rm_math import reward as math_reward
@@ -192,6 +191,5 @@ def hostile_samples():
 def test_long_and_hostile_responses_cost_little(hostile_samples, name, flags):
     args = make_options("--reward", name, *flags)
     for sample in hostile_samples:
-        start = time.process_time()
-        PLUGINS[name](args, sample)
-        assert time.process_time() - start < 1.0, sample.response[:50]
+        taken = cpu_seconds(lambda sample=sample: PLUGINS[name](args, sample), tries=1)  # a second try reads a cache
+        assert taken < 2.0, sample.response[:50]
