@@ -1639,7 +1639,6 @@ TORCH_FLAGS = (
     "lora_rank",
     "async_save",
     "multimodal_keys",
-    "routing_replay",
 )
 """Options that only `--train-backend torch` knows."""
 

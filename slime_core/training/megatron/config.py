@@ -60,10 +60,18 @@ def check_backend(args: argparse.Namespace) -> None:
         has_experts = config["num_experts"] is not None
         if args.expert_model_parallel_size > 1 and not has_experts:
             raise OptionError(f"--expert-model-parallel-size is for models with experts; {directory} has none.")
+        if args.routing_replay and directory == args.model and not has_experts:
+            raise OptionError(f"--routing-replay: {directory} has no experts to choose from.")
         if has_experts and args.tensor_model_parallel_size > 1 and not args.sequence_parallel:
             raise OptionError(
                 f"{directory} has experts, which Megatron trains under --tensor-model-parallel-size only with "
                 "--sequence-parallel."
+            )
+        if has_experts and args.expert_model_parallel_size == 1 and args.expert_tensor_parallel_size != ranks:
+            # their gradients are then summed over the ranks that share the rest of the model, which are others
+            raise OptionError(
+                f"{directory} has experts, which Megatron trains wrongly where they are cut otherwise than the rest: "
+                f"set --expert-tensor-parallel-size {ranks}, or share them out with --expert-model-parallel-size."
             )
 
 

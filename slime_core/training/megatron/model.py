@@ -22,6 +22,7 @@ from slime_core.training.megatron.config import megatron_config, rotary_argument
 from slime_core.training.megatron.context import Cut
 from slime_core.training.megatron.families.registry import find_family
 from slime_core.training.megatron.outputs import PackedModel, PolicyModel, ValueModel
+from slime_core.training.megatron.routing import Given, Layout, Noted
 from slime_core.training.megatron.rules import Dimensions, Family, padded_vocab
 from slime_core.training.megatron.spec import PackedSequences, block_spec
 from slime_core.training.places import predicting, unpredictable_tokens
@@ -46,10 +47,16 @@ class Row:
     """[R] int64, the successors."""
     unpredictable: torch.Tensor | None = None
     """[R] bool, those that nothing precedes, which get 0; None where there are none."""
+    experts: torch.Tensor | None = None
+    """[T, layers, k] where the tokens must go at every router of this stage; None where they go as they choose."""
 
     @classmethod
-    def of(cls, batch: TensorBatch) -> Row:
+    def of(cls, batch: TensorBatch, experts: torch.Tensor | None = None) -> Row:
         """The response tokens of a micro-batch.
+
+        Args:
+            batch: the micro-batch.
+            experts: see `Row.experts`.
 
         Raises:
             SlimeError: when a token is trained that nothing precedes.
@@ -58,7 +65,7 @@ class Row:
         unpredictable = unpredictable_tokens(batch, first)
         places = torch.from_numpy(np.where(first, at + 1, at)).to(batch.device)
         targets = batch.tokens[torch.from_numpy(at + 1).to(batch.device)]
-        return cls(batch.tokens, batch.host.lengths, places, targets, unpredictable)
+        return cls(batch.tokens, batch.host.lengths, places, targets, unpredictable, experts)
 
 
 @dataclass
@@ -91,7 +98,15 @@ class MegatronModel:
         """Whether the output layer is the embedding."""
         return bool(self.hf.tie_word_embeddings)
 
-    def run(self, rows: Sequence[Row], consume: Consume, *, backward: bool, temperature: float | None = None) -> None:
+    def run(
+        self,
+        rows: Sequence[Row],
+        consume: Consume,
+        *,
+        backward: bool,
+        temperature: float | None = None,
+        note: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> None:
         """Send packed rows through all stages; every data-parallel rank must bring as many.
 
         Args:
@@ -99,12 +114,17 @@ class MegatronModel:
             consume: called on the last stage, in order, for rows with places.
             backward: differentiate what `consume` returns, and sum the gradients over the data-parallel ranks.
             temperature: instead of the policy's own.
+            note: called on every stage, in order, with the number of a row and where its tokens went [T, layers, k] at
+                each router of the stage.
         """
         chosen = self.temperature if temperature is None else temperature
 
         def step(numbers: Any, module: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
             number = next(numbers)
-            output = module(**self._inputs(rows[number], chosen))
+            inputs = self._inputs(rows[number], chosen, noted=note is not None)
+            output = module(**inputs)
+            if note is not None:
+                note(number, inputs["packed_seq_params"].experts.whole())
 
             def loss(outputs: tuple[torch.Tensor, ...]) -> Any:
                 scalar = self._consume(rows[number], number, outputs, consume)
@@ -132,7 +152,7 @@ class MegatronModel:
         scalar = consume(number, *outputs)
         return nothing if scalar is None else scalar
 
-    def _inputs(self, row: Row, temperature: float) -> dict[str, Any]:
+    def _inputs(self, row: Row, temperature: float, *, noted: bool) -> dict[str, Any]:
         """The forward's arguments, padded to what the ranks that share a row can share."""
         lengths, at = self._padded(row.lengths)
         token_places = torch.from_numpy(at).to(self.device)
@@ -142,6 +162,8 @@ class MegatronModel:
         if self.config.context_parallel_size > 1:
             cut = Cut.of(lengths, parallel_state.get_context_parallel_group(), self.device)
             tokens = tokens[cut.own]
+        layout = Layout(token_places, int(lengths.sum()), cut, self._sequence_parallel)
+        experts = Noted(layout) if noted else None if row.experts is None else Given(row.experts, layout)
         ends = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(self.device)
         longest = int(lengths.max())
         sequences = PackedSequences(
@@ -155,6 +177,7 @@ class MegatronModel:
             targets=row.targets,
             temperature=temperature,
             cut=cut,
+            experts=experts,
         )
         positions = torch.zeros_like(tokens)  # rotary embeddings count from the ends
         return {
@@ -163,6 +186,11 @@ class MegatronModel:
             "attention_mask": None,
             "packed_seq_params": sequences,
         }
+
+    @property
+    def _sequence_parallel(self) -> Any:
+        """The ranks that share out a row's tokens between the matrices; None where each has all."""
+        return parallel_state.get_tensor_model_parallel_group() if self.config.sequence_parallel else None
 
     def _padded(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
         """Lengths that divide over the ranks, and where each token of the row as it is goes.

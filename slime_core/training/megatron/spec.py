@@ -28,6 +28,7 @@ from megatron.core.transformer.transformer_layer import (
 
 from slime_core.errors import OptionError
 from slime_core.training.megatron.context import Cut
+from slime_core.training.megatron.routing import Given, Noted
 from slime_core.training.torch_backend.packing import Packed, packed_attention
 
 
@@ -45,6 +46,8 @@ class PackedSequences(PackedSeqParams):
     """The policy is softmax(logits / temperature)."""
     cut: Cut | None = None
     """How the row lies over the context-parallel ranks; None where there is one."""
+    experts: Noted | Given | None = None
+    """Where the row's tokens go under --routing-replay; None where that is left to the routers."""
 
 
 class RMSNorm(torch.nn.RMSNorm):

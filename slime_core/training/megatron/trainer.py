@@ -24,6 +24,7 @@ from slime_core.training.megatron.model import MegatronModel, Row, build_model
 from slime_core.training.megatron.optimizer import Optimizer, gather_parameters, wrap
 from slime_core.training.megatron.passes import differentiate, evaluate, on_every_stage, shares
 from slime_core.training.megatron.ranks import MegatronRanks
+from slime_core.training.megatron.routing import RoutingReplay
 from slime_core.training.model_files import TRAINER, check_vocabulary, write_dtype
 from slime_core.training.round import MicroLoss, Round
 from slime_core.types import FloatArray, IntArray, Shard
@@ -56,6 +57,7 @@ class MegatronTrainer:
         check_vocabulary(args, "--teacher-model", args.teacher_model)
         check_vocabulary(args, "--critic-model", args.critic_model)
         self._policy = self._load(args.model)
+        self._routing = RoutingReplay.of(self._policy.bare) if args.routing_replay else None
         self._reference = self._load(args.ref_model or args.model) if needs_reference(args) else None
         self._teacher = self._load(args.teacher_model) if args.teacher_model is not None else None
         self._weight_map = weight_map(self._policy, self.ranks.world)
@@ -72,6 +74,8 @@ class MegatronTrainer:
     # --- a round ------------------------------------------------------------------------------------------------------
     def train(self, step: int, shard: Shard) -> dict[str, float]:
         """Train one round; the metrics are the same on every rank."""
+        if self._routing is not None:
+            self._routing.forget()
         return self._round.train(step, shard)
 
     def early_logprobs(self, shard: Shard) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class MegatronTrainer:
 
     def logprobs(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor:
         """Log-probabilities [R] of the policy at these samples, 0 at the others."""
-        return self._recompute(self._policy, batch, rows)
+        return evaluate(self._policy, batch, self._shares(batch, rows), self._routing)
 
     def reference_logprobs(self, batch: TensorBatch, rows: IntArray) -> torch.Tensor | None:
         """Those of the reference, where there is one."""
@@ -111,7 +115,7 @@ class MegatronTrainer:
     def backward(self, batch: TensorBatch, rows: IntArray, loss: MicroLoss) -> None:
         """Forward and backward of this rank's share of a step, micro-batch by micro-batch, through all stages."""
         self.optimizer.zero_grad()
-        differentiate(self._policy, batch, self._shares(batch, rows), loss)
+        differentiate(self._policy, batch, self._shares(batch, rows), loss, self._routing)
 
     def update(self) -> float:
         """Update, or skip; the gradient norm over the whole model."""

@@ -14,6 +14,7 @@ TP2 = ["--tensor-model-parallel-size", "2"]
 PP2 = ["--pipeline-model-parallel-size", "2"]
 CP2 = ["--context-parallel-size", "2"]
 EP2 = ["--expert-model-parallel-size", "2"]
+ETP2 = ["--expert-tensor-parallel-size", "2"]
 SP = ["--sequence-parallel"]
 OVERLAP = ["--overlap-grad-reduce", "--overlap-param-gather"]
 RECOMPUTE = ["--recompute-num-layers", "1"]
@@ -49,6 +50,17 @@ OBJECTIVES = {
 }
 """Case -> layout, and flags that the torch backend gets too."""
 
+ROUTED = ["--routing-replay", "--lr", "3e-2", "--adam-eps", "1e-2", "--num-steps-per-rollout", "3"]
+CROWDED = ["--max-tokens-per-gpu", "25"]
+"""Several micro-batches a step, which are not those of the pass before."""
+REPLAYED = {
+    "routing_tp2_sp": ([*TP2, *SP, *ETP2, *RECOMPUTE], []),
+    "routing_pp2": ([*PP2, *RECOMPUTE], ["--kl-loss-coef", "0.1", "--ref-update-interval", "1"]),
+    "routing_cp2": (CP2, PPO),
+    "routing_ep2": ([*EP2, *RECOMPUTE], []),
+}
+"""Case -> layout, and flags beside `ROUTED` that the torch backend gets too."""
+
 RENEWED = ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", *PPO]
 """Of the run that is saved: what it trains and renews is all in the checkpoint."""
 RESUMED = {"resumed_tp2": TP2, "resumed_pp2": PP2, "resumed_dp2": OVERLAP}
@@ -63,6 +75,7 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
     """All of them, in order."""
     kept = {"checkpoint": str(checkpoint), "steps": 2}
     fresh = {"checkpoint": f"{checkpoint}_fresh"}
+    updates = {"steps": 3, "rounds": 1}
     refused = {"do": "load", "fails": True, "size": 1}
     return [
         case(models, "vocab_loss", "qwen3", *TP2, do="vocab_loss", vocab=VOCAB, num_rows=LOGIT_ROWS),
@@ -73,6 +86,13 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
             case(models, name, "qwen3", *layout, objective=objective_flags(models, name), steps=2)
             for name, (layout, _) in OBJECTIVES.items()
         ),
+        *(
+            case(
+                models, f"routing_{name}", "qwen3_moe", size=1, objective=flags, do="watch_experts", alone=n, **updates
+            )
+            for n, (name, flags) in enumerate({"free": ROUTED[1:], "kept": ROUTED}.items())
+        ),
+        *(replayed(models, name, *of_case) for name, of_case in REPLAYED.items()),
         case(models, "saved", "qwen3", *TP2, *RENEWED, do="train_and_save", **kept),
         *(
             case(models, name, "qwen3", *flags, *RENEWED, do="load_and_train", **kept)
@@ -89,6 +109,12 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
 def flat(chosen: tuple[str, list[str]]) -> list[str]:
     """Family and flags in one list."""
     return [chosen[0], *chosen[1]]
+
+
+def replayed(models: dict[str, Path], name: str, layout: list[str], flags: list[str], **more: Any) -> dict[str, Any]:
+    """A case of --routing-replay: rounds of three steps at a rate at which tokens would go elsewhere after each."""
+    given = {"objective": [*ROUTED, *flags], "steps": 3, "rounds": 2, **more}
+    return case(models, name, "qwen3_moe", *layout, *CROWDED, **given)
 
 
 def objective_flags(models: dict[str, Path], name: str) -> list[str]:
@@ -108,4 +134,4 @@ def case(
     """A case of a job: a model, flags, and what else the worker should know."""
     words = ["--model", str(models[family]), "--train-backend", "megatron", "--num-trainers", str(size)]
     words += ["--max-tokens-per-gpu", "60", *objective, *flags]
-    return {"name": name, "flags": words, "rounds": ROUNDS, "num_samples": NUM_SAMPLES, **more}
+    return {"name": name, "flags": words, "rounds": ROUNDS, "num_samples": NUM_SAMPLES} | more

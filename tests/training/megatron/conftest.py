@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
 from transformers import Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from training.conftest import TINY, random_samples, save_model
+from slime_core.options import parse
+from slime_core.training.torch_backend.trainer import TorchTrainer
+from training.conftest import TINY, make_shard, random_samples, save_model
 from training.megatron import reference
 from training.megatron.cases import NUM_SAMPLES, PROMPT, ROUNDS, quick_cases
 
@@ -111,6 +116,32 @@ def expected(models: dict[str, Path]) -> Callable[[str], reference.Trained]:
         return reference.train(models[family], rounds, PROMPT)
 
     return trained
+
+
+def by_torch(
+    model: Path, flags: Sequence[str], *, steps: int, rounds: int = ROUNDS
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """Metrics of the rounds and the weights of the torch backend, on one rank."""
+    args = parse(["--model", str(model), *flags]).args
+    trainer = TorchTrainer(args, rank=0, world_size=1, master_address="127.0.0.1", master_port=0, device="cpu")
+    ends = [NUM_SAMPLES * (step + 1) // steps for step in range(steps)]
+    shards = [make_shard(random_samples(NUM_SAMPLES, seed=number), step_ends=ends) for number in range(rounds)]
+    metrics = [trainer.train(number, shard) for number, shard in enumerate(shards)]
+    weights = {name: tensor.clone() for name, tensor in trainer.weights("float32")}
+    trainer.close()
+    return metrics, weights
+
+
+def check_same(
+    ranks: Ranks, name: str, wanted: tuple[list[dict[str, float]], dict[str, torch.Tensor]], rank: int = 0
+) -> None:
+    """What a rank trained is what the torch backend did."""
+    for mine, theirs in zip(ranks.found(name, rank)["metrics"], wanted[0], strict=True):
+        names = [key for key in theirs if key.startswith("train/")]
+        assert {k: mine[k] for k in names} == pytest.approx({k: theirs[k] for k in names}, rel=1e-3, abs=1e-5)
+    weights = load_file(ranks.weights(name, rank))
+    for key, value in wanted[1].items():
+        assert_close(weights[key], value, rtol=0, atol=1e-4)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ prepare_megatron("cpu")
 
 import torch  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -117,6 +119,23 @@ def keep_weights(trainer: MegatronTrainer, out: Path) -> None:
     save_file({name: tensor.clone() for name, tensor in trainer.weights("float32")}, out.with_suffix(".safetensors"))
 
 
+def watch_experts(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Train; how many tokens went to each set of experts of a layer, without gradient (before the updates) and with."""
+    seen: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    routers = [module for module in trainer._policy.bare.modules() if isinstance(module, TopKRouter)]
+    for number, router in enumerate(routers):
+
+        def note(module: Any, given: Any, chosen: Any, number: int = number) -> None:
+            maps = chosen[1].tolist()
+            seen[torch.is_grad_enabled()].update(
+                f"{number}: {[n for n, sent in enumerate(row) if sent]}" for row in maps
+            )
+
+        router.register_forward_hook(note)
+    rounds(trainer, case)
+    return {"before": seen[False], "updates": seen[True]}
+
+
 def train_and_save(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dict[str, Any]:
     """Train, save, note the weights, and go on for a round."""
     rounds(trainer, case)
@@ -189,6 +208,7 @@ def vocab_loss(trainer: MegatronTrainer, case: dict[str, Any], out: Path) -> dic
 
 ACTIONS = {
     "train": train,
+    "watch_experts": watch_experts,
     "train_and_save": train_and_save,
     "load_and_train": load_and_train,
     "go_back": go_back,
