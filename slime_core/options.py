@@ -129,6 +129,30 @@ def multimodal_key(text: str) -> MultimodalKey:
 
 
 @dataclass(frozen=True)
+class RatioBounds:
+    """One `--importance-reject` entry: `geometric=0.99:1.01`."""
+
+    level: str
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.level}={self.low!r}:{self.high!r}"
+
+
+def ratio_bounds(text: str) -> RatioBounds:
+    """Parse `LEVEL=LOW:HIGH`."""
+    match = re.fullmatch(r"(token|sequence|geometric)=([^:]+):([^:]+)", text)
+    if match is None:
+        levels = "LEVEL token, sequence or geometric"
+        raise argparse.ArgumentTypeError(f"'{text}' must look like LEVEL=LOW:HIGH with {levels}, as in sequence=0.5:2")
+    bounds = RatioBounds(match[1], non_negative(match[2]), positive(match[3]))
+    if bounds.low > bounds.high:
+        raise argparse.ArgumentTypeError(f"'{text}' has its bounds the wrong way round")
+    return bounds
+
+
+@dataclass(frozen=True)
 class EvalData:
     """One `--eval-data` entry: a file, and the settings of its own (None: those of the run)."""
 
@@ -992,6 +1016,14 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         help="divide these weights by their mean over the optimiser step's tokens, or sequences (self-normalised)",
     )
     g.add_argument(
+        "--importance-reject",
+        type=ratio_bounds,
+        nargs="+",
+        default=[],
+        metavar="LEVEL=LOW:HIGH",
+        help="leave out tokens, or sequences, whose ratio at that level is out of bounds, whatever weighs the others",
+    )
+    g.add_argument(
         "--importance-veto",
         type=positive,
         metavar="X",
@@ -1528,9 +1560,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
         )
     _validate_overlap(args)
-    compared = {"--importance-correction": args.importance_correction, "--importance-veto": args.importance_veto}
+    compared = {
+        "--importance-correction": args.importance_correction is not None,
+        "--importance-reject": bool(args.importance_reject),
+        "--importance-veto": args.importance_veto is not None,
+    }
     for flag, given in compared.items():
-        if given is not None and args.use_rollout_logprobs:
+        if given and args.use_rollout_logprobs:
             raise OptionError(
                 f"{flag} compares the trainer with the engine, whose log-probabilities --use-rollout-logprobs takes "
                 "for the trainer's; drop one of them."
