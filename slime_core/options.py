@@ -838,7 +838,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--num-steps-per-rollout", type=positive_int, default=1, metavar="N", help="optimiser steps a round")
     g.add_argument(
-        "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: matrices by Muon, the rest by AdamW"
+        "--optimizer",
+        choices=["adamw", "muon", "stateless_adam"],
+        default="adamw",
+        help="muon: matrices by Muon, the rest by AdamW; stateless_adam: AdamW without moments and their memory",
     )
     g.add_argument(
         "--reset-optimizer-state", action="store_true", help="every round starts without the optimiser's moments"
