@@ -436,8 +436,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--num-epoch",
         type=positive_int,
         metavar="N",
-        help="train N passes over --prompt-data instead of --num-rollout rounds: N groups for each of its rows "
-        "(one that turns out too long, or bad, is replaced by the next)",
+        help="train N passes over --prompt-data instead of --num-rollout rounds: N groups for each of its rows, down "
+        "to whole rounds (a row that turns out too long, or bad, is replaced by the next)",
     )
     g.add_argument(
         "--seed",
@@ -573,7 +573,7 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=16,
         metavar="N",
-        help="draws in a row of which the filters keep no group, before the run stops",
+        help="draws in a row after a first one, of all of which the filters keep no group, before the run stops",
     )
     g.add_argument(
         "--partial-rollout",
@@ -950,7 +950,7 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--kl-loss-unbiased",
         action="store_true",
-        help="multiply that estimator by the importance ratio, which makes its gradient that of the divergence",
+        help="multiply that estimator by the importance ratio: the gradient of k1 and k3 is then the divergence's",
     )
     g.add_argument(
         "--ref-model",
@@ -1041,7 +1041,7 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--mask-offpolicy-delta",
         type=non_negative,
         metavar="X",
-        help="leave out sequences of negative advantage whose mean log p_old - log p is above X nats",
+        help="leave out sequences of negative advantage whose mean log p_engine - log p is above X nats",
     )
 
 
@@ -1621,7 +1621,8 @@ def _validate_overlap(args: argparse.Namespace) -> None:
     if not needs_reference(args) and not compares_old_logprobs(args, args.num_steps_per_rollout):
         raise OptionError(
             "--overlap-logprobs has nothing to compute: no reference (--kl-coef, --kl-loss-coef, --ref-model), and one "
-            "optimiser step a round finds the old log-probabilities in its own forward (--num-steps-per-rollout)."
+            "optimiser step a round finds the old log-probabilities in its own forward (which --num-steps-per-rollout, "
+            "--teacher-model and --importance-normalize change)."
         )
 
 
