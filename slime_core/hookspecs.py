@@ -75,8 +75,9 @@ async def generate(
     sampling_params)` asks the policy and gives a `Generation`; `sample.append_generation` adds it. When a round has
     enough, requests end early: return such a sample ABORTED, as `append_generation` leaves it. Under
     `--partial-rollout` it comes back, still ABORTED and each branch of a fan-out by itself; go on from `sample.tokens`.
-    What takes longer than `--generate-timeout-s` is cancelled, its sample FAILED.
-    Such a branch, but not the first of its rollout, may return [] when a sibling has taken over.
+    Such a branch, but not the first of its rollout, may return [] when a sibling has taken over. What takes longer than
+    `--generate-timeout-s` is cancelled, its sample FAILED. An exception ends the run: to give up one sample, call
+    `sample.fail(reason)` and return it.
     """
 
 
@@ -142,8 +143,9 @@ async def rollout(
     """Return the groups of one training round, or of one evaluation; replaces the whole collection.
 
     Called once a round (`--rollout`) and once an evaluation data set (`--eval-rollout`, with `evaluation` True), on the
-    event loop of the rollout manager. `source.get_groups(n)` draws and `source.add_groups` puts back, in an evaluation
-    `source.groups` holds every group; `await stages.run_group(group)` generates and scores one as the flags say.
+    event loop of the rollout manager. `await source.get_groups(n)` draws and `source.add_groups` puts back, in an
+    evaluation `source.groups` holds every group; `await stages.run_group(group)` generates and scores one as the flags
+    say.
     Returned groups that were not drawn are numbered and counted as drawn; failed samples leave their groups.
     """
 
@@ -169,7 +171,7 @@ def policy_loss(
 
     Called once a micro-batch on every trainer rank; `logprobs` and `entropy` are the current policy's, with gradient.
     The core applies the loss mask, adds what its own flags ask for (importance correction, KL, entropy), and averages
-    losses and metrics over the whole optimiser step.
+    losses over the whole optimiser step, metrics over the round's trained tokens.
     """
 
 

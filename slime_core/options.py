@@ -129,6 +129,30 @@ def multimodal_key(text: str) -> MultimodalKey:
 
 
 @dataclass(frozen=True)
+class RatioBounds:
+    """One `--importance-reject` entry: `geometric=0.99:1.01`."""
+
+    level: str
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.level}={self.low!r}:{self.high!r}"
+
+
+def ratio_bounds(text: str) -> RatioBounds:
+    """Parse `LEVEL=LOW:HIGH`."""
+    match = re.fullmatch(r"(token|sequence|geometric)=([^:]+):([^:]+)", text)
+    if match is None:
+        levels = "LEVEL token, sequence or geometric"
+        raise argparse.ArgumentTypeError(f"'{text}' must look like LEVEL=LOW:HIGH with {levels}, as in sequence=0.5:2")
+    bounds = RatioBounds(match[1], non_negative(match[2]), positive(match[3]))
+    if bounds.low > bounds.high:
+        raise argparse.ArgumentTypeError(f"'{text}' has its bounds the wrong way round")
+    return bounds
+
+
+@dataclass(frozen=True)
 class EvalData:
     """One `--eval-data` entry: a file, and the settings of its own (None: those of the run)."""
 
@@ -412,8 +436,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--num-epoch",
         type=positive_int,
         metavar="N",
-        help="train N passes over --prompt-data instead of --num-rollout rounds: N groups for each of its rows "
-        "(one that turns out too long, or bad, is replaced by the next)",
+        help="train N passes over --prompt-data instead of --num-rollout rounds: N groups for each of its rows, down "
+        "to whole rounds (a row that turns out too long, or bad, is replaced by the next)",
     )
     g.add_argument(
         "--seed",
@@ -549,7 +573,7 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=16,
         metavar="N",
-        help="draws in a row of which the filters keep no group, before the run stops",
+        help="draws in a row after a first one, of all of which the filters keep no group, before the run stops",
     )
     g.add_argument(
         "--partial-rollout",
@@ -814,7 +838,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--num-steps-per-rollout", type=positive_int, default=1, metavar="N", help="optimiser steps a round")
     g.add_argument(
-        "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: matrices by Muon, the rest by AdamW"
+        "--optimizer",
+        choices=["adamw", "muon", "stateless_adam"],
+        default="adamw",
+        help="muon: matrices by Muon, the rest by AdamW; stateless_adam: AdamW without moments and their memory",
     )
     g.add_argument(
         "--reset-optimizer-state", action="store_true", help="every round starts without the optimiser's moments"
@@ -923,7 +950,7 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--kl-loss-unbiased",
         action="store_true",
-        help="multiply that estimator by the importance ratio, which makes its gradient that of the divergence",
+        help="multiply that estimator by the importance ratio: the gradient of k1 and k3 is then the divergence's",
     )
     g.add_argument(
         "--ref-model",
@@ -992,6 +1019,14 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         help="divide these weights by their mean over the optimiser step's tokens, or sequences (self-normalised)",
     )
     g.add_argument(
+        "--importance-reject",
+        type=ratio_bounds,
+        nargs="+",
+        default=[],
+        metavar="LEVEL=LOW:HIGH",
+        help="leave out tokens, or sequences, whose ratio at that level is out of bounds, whatever weighs the others",
+    )
+    g.add_argument(
         "--importance-veto",
         type=positive,
         metavar="X",
@@ -1006,7 +1041,7 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--mask-offpolicy-delta",
         type=non_negative,
         metavar="X",
-        help="leave out sequences of negative advantage whose mean log p_old - log p is above X nats",
+        help="leave out sequences of negative advantage whose mean log p_engine - log p is above X nats",
     )
 
 
@@ -1528,9 +1563,13 @@ def validate(args: argparse.Namespace, needs_model: bool = True) -> None:
             "--ref-update-interval renews a reference, but there is none; set --kl-coef or --kl-loss-coef."
         )
     _validate_overlap(args)
-    compared = {"--importance-correction": args.importance_correction, "--importance-veto": args.importance_veto}
+    compared = {
+        "--importance-correction": args.importance_correction is not None,
+        "--importance-reject": bool(args.importance_reject),
+        "--importance-veto": args.importance_veto is not None,
+    }
     for flag, given in compared.items():
-        if given is not None and args.use_rollout_logprobs:
+        if given and args.use_rollout_logprobs:
             raise OptionError(
                 f"{flag} compares the trainer with the engine, whose log-probabilities --use-rollout-logprobs takes "
                 "for the trainer's; drop one of them."
@@ -1582,7 +1621,8 @@ def _validate_overlap(args: argparse.Namespace) -> None:
     if not needs_reference(args) and not compares_old_logprobs(args, args.num_steps_per_rollout):
         raise OptionError(
             "--overlap-logprobs has nothing to compute: no reference (--kl-coef, --kl-loss-coef, --ref-model), and one "
-            "optimiser step a round finds the old log-probabilities in its own forward (--num-steps-per-rollout)."
+            "optimiser step a round finds the old log-probabilities in its own forward (which --num-steps-per-rollout, "
+            "--teacher-model and --importance-normalize change)."
         )
 
 

@@ -7,11 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# a slow minute of a busy machine is no failure
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 InstallPackage = Callable[..., Path]
 

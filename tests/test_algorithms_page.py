@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from argparse import ArgumentParser
@@ -38,6 +39,13 @@ def test_the_tables_name_every_plugin_and_its_flags(hook):
             module.add_options(parser)
         for action in parser._actions:
             assert any(f"`{flag}`" in PAGE for flag in action.option_strings), action.option_strings
+
+
+def test_the_page_names_all_that_a_batch_has():
+    from slime_core.training.batch import TensorBatch
+
+    named = set(re.findall(r"`(\w+)", PAGE))
+    assert {field.name for field in dataclasses.fields(TensorBatch)} - named == set()
 
 
 def test_the_pages_loss_trains_in_fifteen_lines(tmp_path):

@@ -118,7 +118,7 @@ class InterruptedEngine:
         )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 10**6),
     lives=st.lists(st.integers(0, 12), max_size=30),

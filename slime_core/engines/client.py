@@ -47,7 +47,7 @@ class FrozenModels(dict[str, "EngineClient"]):
 
 
 class EngineClient:
-    """What generators and async rewards receive as `engine`.
+    """What async rewards and `rollout` receive as `engine`; a generator gets a `SampleEngine`.
 
     At most `concurrency` requests are under way at once; tool calls and graders do not count. Transport errors and
     HTTP 5xx are retried until `timeout_s`; an HTTP 4xx fails at once with the server's message.
@@ -319,6 +319,10 @@ class SampleEngine:
             if np.array_equal(ids[:length], self._prompt):
                 tokens = np.concatenate([np.asarray(self._unexpanded, ids.dtype), ids[length:]])
         return await self._client.generate(tokens, params, requests=self._requests, **request)
+
+    async def prompt_logprobs(self, tokens: Sequence[int] | IntArray) -> FloatArray:
+        """What the model gives to tokens that are there already; see `EngineClient.prompt_logprobs`."""
+        return await self._client.prompt_logprobs(tokens)
 
     async def until_stopped(self) -> None:
         """Return once the round needs nothing more; requests then answer at once, as aborted."""

@@ -11,7 +11,7 @@ import torch
 from slime_core.algorithms import importance_weights, kl_estimate, offpolicy_mask, token_weights, vetoed_sequences
 from slime_core.bound import Bound, blamed
 from slime_core.errors import PluginError
-from slime_core.options import importance_bounds
+from slime_core.options import RatioBounds, importance_bounds
 from slime_core.training.batch import TensorBatch
 from slime_core.training.meters import Meters
 from slime_core.training.steps import Step
@@ -90,8 +90,8 @@ def loss_terms(
 ) -> tuple[dict[str, torch.Tensor], Metrics]:
     """The terms whose sum is the loss of each token, and what was measured on the way.
 
-    - policy_loss: the plugin's, weighed by `--importance-correction`, less what `--importance-veto` and
-      `--mask-offpolicy-delta` leave out.
+    - policy_loss: the plugin's, weighed by `--importance-correction`, less what `--importance-reject`,
+      `--importance-veto` and `--mask-offpolicy-delta` leave out.
     - kl_loss: `--kl-loss-coef` times the divergence from the reference.
     - entropy_loss: minus `--entropy-coef` times the entropy.
 
@@ -140,6 +140,10 @@ def _corrected(
         weights = weights / mean_weight
         losses = losses * weights
         metrics |= {"importance_weight": weights, "importance_outside_fraction": outside.float()}
+    if args.importance_reject:
+        rejected = torch.stack([outside_bounds(batch, bounds) for bounds in args.importance_reject]).any(0)
+        losses = torch.where(rejected, 0.0, losses)
+        metrics["importance_rejected_fraction"] = rejected.float()
     if args.importance_veto is not None:
         vetoed = vetoed_sequences(old, batch.rollout_logprobs, mask, lengths, args.importance_veto)
         losses = torch.where(vetoed, 0.0, losses)
@@ -157,18 +161,20 @@ def correction_weights(args: argparse.Namespace, batch: TensorBatch) -> tuple[to
     """The importance weights [R] that the options ask for, and where their ratio is out of bounds; None without any."""
     if args.importance_correction is None:
         return None
-    assert batch.old_logprobs is not None, "the trainer sets them before the loss"
     low, high = importance_bounds(args)
-    return importance_weights(
-        batch.old_logprobs,
-        batch.rollout_logprobs,
-        batch.loss_mask,
-        batch.response_lengths,
-        kind=args.importance_correction,
-        level=args.importance_level,
-        low=low,
-        high=high,
-    )
+    return _weights(batch, args.importance_correction, RatioBounds(args.importance_level, low, high))
+
+
+def outside_bounds(batch: TensorBatch, bounds: RatioBounds) -> torch.Tensor:
+    """Bool [R]: the tokens whose ratio, or whose sequence's, is outside."""
+    return _weights(batch, "mask", bounds)[1]
+
+
+def _weights(batch: TensorBatch, kind: str, bounds: RatioBounds) -> tuple[torch.Tensor, torch.Tensor]:
+    old, lengths = batch.old_logprobs, batch.response_lengths
+    assert old is not None, "the trainer sets them before the loss"
+    within = {"level": bounds.level, "low": bounds.low, "high": bounds.high}
+    return importance_weights(old, batch.rollout_logprobs, batch.loss_mask, lengths, kind=kind, **within)
 
 
 def mismatch_metrics(logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> Metrics:

@@ -14,7 +14,7 @@ from slime_core import DataError
 from slime_core.defaults.dataset import Dataset
 from slime_core.testing import make_options
 
-KEEP_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
+KEEP_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ distinct_logits = st.lists(
 )  # no ties, so that the ranking is the same everywhere
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     logits=distinct_logits,
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
@@ -77,7 +77,7 @@ def test_an_even_sweep_of_uniforms_gives_the_naive_distribution(
     assert shares.tolist() == pytest.approx(expected, abs=2 / sweep)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits=distinct_logits, temperature=st.sampled_from([0.3, 1.0, 2.0]), top_k=st.sampled_from([-1, 2]))
 def test_logprobs_are_at_the_sampling_temperature_and_ignore_truncation(
     logits: list[float], temperature: float, top_k: int

@@ -9,10 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from slime_core.engines.client import SampleEngine
 from slime_core.engines.connect import connect
 from slime_core.engines.frozen import options_of
+from slime_core.engines.requests import Requests
 from slime_core.errors import EngineError
 from slime_core.options import frozen_model, parse, write_options
+from slime_core.types import Sample
 
 TABLE = (
     'judge={path = "%s", num-engines = 2, num-gpus-per-engine = 4, max-context-tokens = 99, sglang-tp-size = 4, '
@@ -67,9 +70,12 @@ async def test_the_logprobs_of_given_tokens_are_the_models(server):
     args = parsed(server.model_dir)
     tokens = [5, 80, 7, 200, 7]
     async with connect(args, server.url, [server.url]) as client:
-        given = await asyncio.gather(client.prompt_logprobs(tokens), client.prompt_logprobs(tokens[:1]))
+        of_sample = SampleEngine(client, Requests(), 0, Sample())
+        asked = (client.prompt_logprobs(tokens), client.prompt_logprobs(tokens[:1]), of_sample.prompt_logprobs(tokens))
+        given = await asyncio.gather(*asked)
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(server.model_dir)(torch.tensor([tokens])).logits[0]
     wanted = logits.log_softmax(-1)[torch.arange(4), torch.tensor(tokens[1:])].numpy()
     np.testing.assert_allclose(given[0], wanted, atol=1e-4)
+    np.testing.assert_array_equal(given[2], given[0])
     assert given[0].dtype == np.float32 and given[1].shape == (0,)

@@ -38,7 +38,7 @@ def samples(draw):
     return sample
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(groups=st.lists(st.lists(samples(), min_size=1, max_size=3), max_size=3))
 def test_what_is_written_is_read_back(tmp_path_factory, groups):
     path = tmp_path_factory.mktemp("samples") / "groups.parquet"

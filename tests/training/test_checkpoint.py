@@ -21,7 +21,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "stateless_adam"])
 def test_a_resumed_run_goes_on_bitwise(optimizer, dtype, make_trainer, samples, shard_of, tmp_path):
     flags = (
         "--optimizer",

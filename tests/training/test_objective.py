@@ -224,6 +224,32 @@ def test_normalised_weights_have_mean_1_in_every_step(level, make_trainer, near_
     assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-3)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_weights_of_tokens_go_with_rejection_by_another_ratio(level, make_trainer, near_samples, shard_of, model_dir):
+    made = near_samples(8)
+    advantages = rewards_above_mean(made)
+    low, high = {"token": (0.7, 1.4), "sequence": (0.8, 2.0), "geometric": (0.97, 1.1)}[level]
+    weights, kept = [], []
+    for sample in made:
+        own = distributions(model_dir, sample)[0].detach().tolist()
+        offs = [lp - e if m else 0.0 for lp, e, m in zip(own, sample.logprobs, sample.loss_mask, strict=True)]
+        whole = sum(offs) / (int(sample.loss_mask.sum()) if level == "geometric" else 1)
+        weights.append([min(math.exp(off), 1.5) for off in offs])
+        kept.append([low <= math.exp(off if level == "token" else whole) <= high for off in offs])
+    counted = [
+        ok for sample, oks in zip(made, kept, strict=True) for ok, m in zip(oks, sample.loss_mask, strict=True) if m
+    ]
+    assert 0 < sum(counted) < len(counted), "the case tests nothing"
+    loss, norm = naive_gradient_norm(
+        model_dir, made, lambda n, t, lp, h: -kept[n][t] * weights[n][t] * advantages[n] * torch.exp(lp - lp.detach())
+    )
+    flags = ["--importance-correction", "tis", "--importance-high", "1.5", "--importance-reject"]
+    got = trained_round(make_trainer, shard_of, made, *flags, f"{level}={low}:{high}", "token=0.0001:1000")
+    assert got["train/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-6)
+    assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-3)
+    assert got["train/importance_rejected_fraction"] == pytest.approx(1 - sum(counted) / len(counted))
+
+
 def test_a_sequence_with_one_impossible_token_is_vetoed(make_trainer, near_samples, shard_of, model_dir):
     made = near_samples(8)
     advantages = rewards_above_mean(made)
@@ -392,6 +418,9 @@ def test_a_teacher_of_another_vocabulary_is_refused(make_trainer, other_model, t
         (["--ref-update-interval", "3"], "there is none"),
         (["--importance-correction", "tis", "--use-rollout-logprobs"], "drop one of them"),
         (["--importance-veto", "1e-4", "--use-rollout-logprobs"], "drop one of them"),
+        (["--importance-reject", "token=0.5:2", "--use-rollout-logprobs"], "drop one of them"),
+        (["--importance-reject", "turn=0.5:2"], "'turn=0.5:2' must look like LEVEL=LOW:HIGH"),
+        (["--importance-reject", "token=2:0.5"], "wrong way round"),
         (["--importance-normalize"], "--importance-correction, which is not given"),
         (["--importance-low", "3", "--importance-high", "1"], "--importance-low 3 is above --importance-high 1"),
     ],
@@ -404,6 +433,7 @@ def test_options_that_cannot_work_are_refused(flags, message, model_dir):
 def test_every_metric_of_training_is_documented(make_trainer, near_samples, shard_of, other_model):
     everything = ["--advantage-estimator", "opd", "--teacher-model", str(other_model), "--ppo-clip-dual", "3"]
     everything += ["--kl-coef", "0.1", "--kl-loss-coef", "0.1", "--entropy-coef", "0.1", "--mask-offpolicy-delta", "1"]
+    everything += ["--importance-reject", "sequence=0.5:2", "--importance-veto", "1e-4"]
     got = make_trainer(*everything, "--importance-correction", "icepop").train(0, shard_of(near_samples(4)))
     got |= make_trainer("--advantage-estimator", "ppo", "--critic").train(0, shard_of(near_samples(4)))
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -45,6 +45,24 @@ def test_muon_takes_the_hidden_matrices_alone(make_args):
     assert muon.param_groups[0]["lr"] == 0.05
 
 
+def test_stateless_adam_is_a_fresh_adamw_in_every_step(make_args):
+    args = make_args("--lr", "0.1", "--weight-decay", "0.2", "--optimizer", "stateless_adam")
+    torch.manual_seed(0)
+    ours, expected = Tiny(), Tiny()
+    expected.load_state_dict(ours.state_dict())
+    (stateless,) = parts_of(args, ours)
+    for scale in (1.0, -3.0, 1e-8):
+        (fresh,) = parts_of(make_args("--lr", "0.1", "--weight-decay", "0.2"), expected)
+        for left, right in zip(ours.parameters(), expected.parameters(), strict=True):
+            left.grad = scale * torch.randn_like(left)
+            right.grad = left.grad.clone()
+        stateless.step()
+        fresh.step()
+        for left, right in zip(ours.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+    assert not stateless.state
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [

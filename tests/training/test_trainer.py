@@ -283,7 +283,7 @@ def test_a_loss_that_breaks_the_contract_names_its_plugin(returned, message, mak
         make_trainer("--policy-loss", str(plugin)).train(0, shard_of(samples(4)))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "stateless_adam"])
 def test_bfloat16_weights_train(optimizer, make_trainer, samples, shard_of):
     made = samples(8)
     for sample in made:

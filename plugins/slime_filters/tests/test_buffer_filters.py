@@ -1,7 +1,7 @@
 import functools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core import Status
@@ -76,7 +76,6 @@ GROUPS = st.lists(
 
 
 @pytest.mark.parametrize("module", [stale_first, highest_reward])
-@settings(deadline=None)
 @given(groups=GROUPS, num_groups=st.integers(0, 8))
 def test_a_buffer_filter_takes_as_many_as_there_are_and_changes_nothing(module, groups, num_groups):
     args = options(module.__name__.rpartition(".")[2])

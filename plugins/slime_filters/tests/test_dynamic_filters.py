@@ -1,7 +1,7 @@
 import functools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core import Drop, OptionError, Status
@@ -95,7 +95,6 @@ def test_the_default_pass_rates_drop_all_wrong_and_all_right(rewards, verdict):
     assert pass_rate_range.dynamic_filter(options("pass_rate_range"), make_group(rewards)) == verdict
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=10))
 def test_the_bounds_of_the_pass_rate_belong_to_the_range(rewards: list[float]):
     rate = sum(rewards) / len(rewards)

@@ -8,17 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slime_core import Generation, Sample
 from slime_gateway.chat import ChatRequest
 from slime_gateway.session import Limits, Session
-
-# a slow minute of a busy machine is no failure
-settings.register_profile("no_deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("no_deadline")
 
 CHAT_TEMPLATE = """{%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}<|im_end|>

@@ -1,7 +1,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.testing import cpu_seconds
@@ -174,7 +174,6 @@ def test_polynomials_are_equal_exactly_when_their_coefficients_are(coefficients:
     assert not same_answer("+".join(terms), f"{horner}+{change}")
 
 
-@settings(deadline=None)  # the first text that only the full parser can tell loads it
 @given(st.text(r"0123456789.,/%\{}()[]^+-xe frac sqrt\pi", max_size=40), st.text(r"12/.,x\frac{}", max_size=12))
 def test_any_text_is_compared_without_an_error(answer: str, label: str):
     assert same_answer(answer, label) == same_answer(label, answer)

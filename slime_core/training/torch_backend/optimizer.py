@@ -1,4 +1,4 @@
-"""The optimiser: AdamW, or Muon for the hidden matrices; float32 masters, clipping and the learning-rate schedule."""
+"""The optimiser: AdamW or StatelessAdam, Muon for the hidden matrices; float32 masters, clipping, learning rates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.gradients import FlatGradients, Gradients, ShardedGradients
+from slime_core.training.torch_backend.stateless_adam import StatelessAdam
 
 
 class Optimizer:
@@ -106,7 +107,7 @@ class Optimizer:
 def build_optimizers(
     args: argparse.Namespace, model: nn.Module, masters: Mapping[int, torch.Tensor]
 ) -> list[torch.optim.Optimizer]:
-    """AdamW over everything, or Muon (Jordan, 2024) over the hidden matrices and AdamW over the rest.
+    """AdamW or `StatelessAdam` over everything; or Muon (Jordan, 2024) over the hidden matrices, AdamW over the rest.
 
     Parameters with fewer than two dimensions (norms, biases) get no weight decay.
 
@@ -127,16 +128,12 @@ def build_optimizers(
         {"params": [masters[id(p)] for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     parts: list[torch.optim.Optimizer] = []
-    if rest:
-        parts.append(
-            torch.optim.AdamW(
-                [{**g, "peak_lr": args.lr} for g in groups if g["params"]],
-                lr=args.lr,
-                betas=tuple(args.adam_betas),
-                eps=args.adam_eps,
-                fused=True,
-            )
-        )
+    adams = [{**group, "peak_lr": args.lr} for group in groups if group["params"]]
+    if adams and args.optimizer == "stateless_adam":
+        parts.append(StatelessAdam(adams, lr=args.lr, eps=args.adam_eps))
+    elif adams:
+        betas = tuple(args.adam_betas)
+        parts.append(torch.optim.AdamW(adams, lr=args.lr, betas=betas, eps=args.adam_eps, fused=True))
     if by_muon:
         matrices = [masters[id(p)] for p in trainable if id(p) in by_muon]
         group = {"params": matrices, "peak_lr": args.muon_lr}
