@@ -67,12 +67,6 @@ def check_backend(args: argparse.Namespace) -> None:
                 f"{directory} has experts, which Megatron trains under --tensor-model-parallel-size only with "
                 "--sequence-parallel."
             )
-        if has_experts and args.expert_model_parallel_size == 1 and args.expert_tensor_parallel_size != ranks:
-            # their gradients are then summed over the ranks that share the rest of the model, which are others
-            raise OptionError(
-                f"{directory} has experts, which Megatron trains wrongly where they are cut otherwise than the rest: "
-                f"set --expert-tensor-parallel-size {ranks}, or share them out with --expert-model-parallel-size."
-            )
 
 
 def check_installed() -> None:

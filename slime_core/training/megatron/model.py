@@ -245,7 +245,19 @@ def build_model(
         shared = bool(hf.tie_word_embeddings)
         module = PolicyModel(known_tokens=hf.vocab_size, share_embeddings_and_output_weights=shared, **parts)
     module.to(device)
+    _group_experts(module)
     heads = config.num_attention_heads
     dims = Dimensions(heads, config.num_query_groups or heads, config.kv_channels or 0, hf.vocab_size)
     temperature = args.temperature if args.temperature > 0 else 1.0
     return MegatronModel(module, hf, family, config, dims, device, temperature)
+
+
+def _group_experts(module: torch.nn.Module) -> None:
+    """Have experts' gradients summed over the ranks that have these experts.
+
+    By itself megatron-core does that only where experts are shared out, and else takes the ranks that have the rest of
+    the layer, which are others where the tensor sizes differ.
+    """
+    for name, parameter in module.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False

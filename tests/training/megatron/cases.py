@@ -27,6 +27,8 @@ PARITY = {
     "cp2": ("qwen3", CP2),
     "dp2_overlap": ("qwen3", OVERLAP),
     "ep2": ("qwen3_moe", EP2),
+    "whole_experts_tp2_sp": ("qwen3_moe", [*TP2, *SP]),
+    "etp2": ("qwen3_moe", ETP2),
     "glm4_tp2_sp": ("glm4", [*TP2, *SP]),
     "uneven": ("qwen3_moe", EP2),
 }

@@ -15,7 +15,7 @@ from slime_core.options import parse
 from slime_core.training.megatron.config import check_backend, megatron_config
 from slime_core.training.megatron.families.registry import find_family
 from slime_core.training.megatron.spec import block_spec
-from training.megatron.cases import CP2, EP2, ETP2, PP2, SP, TP2
+from training.megatron.cases import CP2, EP2, PP2, SP, TP2
 
 
 def options(model, *flags):
@@ -34,8 +34,6 @@ def options(model, *flags):
         ("qwen3", [*EP2, "--num-trainers", "2"], "is for models with experts"),
         ("qwen3_moe", ["--expert-model-parallel-size", "3", "--num-trainers", "3"], "3 does not divide the 4 experts"),
         ("qwen3_moe", [*TP2, "--num-trainers", "2"], "only with --sequence-parallel"),
-        ("qwen3_moe", [*TP2, *SP, "--num-trainers", "2"], "share them out with --expert-model-parallel-size"),
-        ("qwen3_moe", [*ETP2, "--num-trainers", "2"], "set --expert-tensor-parallel-size 1"),
         ("qwen3", ["--routing-replay"], "--routing-replay: .* has no experts to choose from"),
     ],
 )
