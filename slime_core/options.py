@@ -1085,7 +1085,7 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="X",
         help="largest mean difference in that comparison (default: 0.001 where both compute in float32, 0.5 with a "
-        "--rollout-model in FP8, else 0.1)",
+        "--rollout-model in FP8, else 0.3)",
     )
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_core.engines.frozen import options_of
@@ -21,12 +21,13 @@ OLDEST = (0, 5, 9)
 
 PROBE_TIMEOUT_S = 180.0
 PROBE = """
-import argparse, json, sglang
+import argparse, json, sglang, torch
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-print("\\n" + json.dumps({"version": sglang.__version__, "flags": flags}))
+nccl = torch.cuda.nccl.version() if torch.backends.cuda.is_built() else None
+print("\\n" + json.dumps({"version": sglang.__version__, "flags": flags, "nccl": nccl}))
 """
 
 
@@ -36,6 +37,8 @@ class Installation:
 
     version: str
     flags: list[str]
+    nccl: list[int] | None = None
+    """The version of its torch's NCCL; None where that is built for CPUs."""
 
 
 def inspect(python: str, environment: Mapping[str, str]) -> Installation:
@@ -57,6 +60,24 @@ def inspect(python: str, environment: Mapping[str, str]) -> Installation:
             "another environment with --engine-python."
         )
     return Installation(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def check_nccl(found: Installation, own: Sequence[int] | None) -> None:
+    """Refuse to broadcast weights between two releases of NCCL, which do not speak with one another.
+
+    Args:
+        found: the engines' environment.
+        own: the version of the trainer's NCCL; None without one.
+
+    Raises:
+        OptionError: naming both.
+    """
+    if found.nccl is not None and own is not None and list(own) != found.nccl:
+        theirs, ours = (".".join(map(str, version)) for version in (found.nccl, own))
+        raise OptionError(
+            f"--weight-transport broadcast: SGLang's environment has NCCL {theirs} and the trainer's {ours}, which "
+            "refuse each other; install the same torch in both, or use --weight-transport disk."
+        )
 
 
 def check(args: Options, found: Installation) -> None:

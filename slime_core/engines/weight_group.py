@@ -27,7 +27,7 @@ class WeightGroup:
     """One member; every member must make the same broadcasts in the same order."""
 
     def __init__(self, store: TCPStore, name: str, rank: int, size: int, backend: str, timeout_s: float) -> None:
-        """Wait for the others.
+        """Wait for the others; over NCCL the first broadcast does.
 
         Raises:
             RuntimeError: when they do not all come within a minute.
@@ -67,6 +67,11 @@ class WeightGroup:
         """Close the connections; broadcasts under way fail, here and at the other members."""
         self._group.abort()
         self._group = None
+
+
+def nccl_version() -> tuple[int, ...] | None:
+    """Of this torch; None where it is built for CPUs."""
+    return torch.cuda.nccl.version() if torch.backends.cuda.is_built() else None
 
 
 def meeting_point(address: str, num_members: int) -> TCPStore:

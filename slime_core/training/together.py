@@ -6,6 +6,7 @@ the others have to take part in every gathering, so rank 0 tells them what comes
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,11 @@ class Leader:
         self.tell({"do": "prompt_logprobs", "tokens": list(tokens)})
         return self._trainer.prompt_logprobs(tokens)
 
+    def free_cache(self) -> None:
+        """Free the memory that torch keeps for later, on every rank."""
+        self.tell({"do": "free_cache"})
+        free_cache()
+
     def tell(self, message: dict[str, object]) -> None:
         """Announce the next thing to the other ranks, which may still be gathering weights that nobody read here."""
         deque(self._unread, maxlen=0)
@@ -66,5 +72,15 @@ def follow(trainer: Trainer) -> None:
     while (message := trainer.broadcast(None))["do"] != "return":
         if message["do"] == "weights":
             deque(trainer.weights(message["dtype"]), maxlen=0)
+        elif message["do"] == "free_cache":
+            free_cache()
         else:
             trainer.prompt_logprobs(message["tokens"])
+
+
+def free_cache() -> None:
+    """Give the GPU's other processes the memory that torch keeps for later; without a GPU there is none."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()

@@ -12,8 +12,12 @@ from slime_core.types import FloatArray
 from slime_core.weights.source import engine_dtype
 
 NUM_TOKENS = 32
-SAME_DTYPE_BOUND, OTHER_DTYPE_BOUND, QUANTISED_BOUND = 1e-3, 0.1, 0.5
-"""Largest mean |difference| in nats: both sides in float32, or one of them in a shorter type, or in FP8."""
+SAME_DTYPE_BOUND, OTHER_DTYPE_BOUND, QUANTISED_BOUND = 1e-3, 0.3, 0.5
+"""Largest mean |difference| in nats: both sides in float32, or one of them in a shorter type, or in FP8.
+
+Random tokens are improbable ones, which rounding moves most: 28 layers of random weights give them log-probabilities in
+bfloat16 that are 0.1 off on average, where another model's would be nats off.
+"""
 
 
 def probe_tokens(vocab_size: int, seed: int) -> list[int]:

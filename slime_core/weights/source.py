@@ -38,6 +38,9 @@ class WeightSource(Protocol):
     def prompt_logprobs(self, tokens: Sequence[int]) -> FloatArray:
         """Log-probabilities, at temperature 1, of every token of a prompt but the first."""
 
+    def free_cache(self) -> None:
+        """Give engines on the trainers' GPUs the memory that torch keeps for later, on every rank."""
+
 
 @dataclass(frozen=True)
 class Update:

@@ -90,6 +90,7 @@ class WeightSync:
         due = worker_urls is not None or self._unchecked or self._num_sent % self._args.weights_check_interval == 0
         async with EngineAdmin(urls, self._args.request_timeout_s) as admin:
             try:
+                self._make_room(source)
                 await self._offload.take_back(admin, WEIGHTS)
                 paused_s = await self._send(admin, source, version, due)
                 compared = await self._compare(admin, source, version) if due else {}
@@ -115,6 +116,7 @@ class WeightSync:
                 if sent:
                     for url, used in (await admin.checksums()).items():
                         compare(*comparing(sent, used), url)
+                self._make_room(source)
             except BaseException:
                 # with the old weights; one that hangs over the new ones must not hold up the others
                 with suppress(EngineError, TimeoutError):
@@ -123,6 +125,11 @@ class WeightSync:
                 raise
             await self._go_on(admin)
             return time.monotonic() - paused
+
+    def _make_room(self, source: WeightSource) -> None:
+        """An engine that cannot have its memory again ends; what a trainer has used it keeps, unless it is told."""
+        if self._args.offload_engines:
+            source.free_cache()
 
     async def _go_on(self, admin: EngineAdmin) -> None:
         try:

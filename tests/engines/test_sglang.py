@@ -134,6 +134,15 @@ def test_a_python_that_is_not_there_is_named():
         sglang.inspect("/no/python", {})
 
 
+def test_two_releases_of_nccl_are_refused():
+    found = sglang.Installation("0.5.23", [], [2, 27, 5])
+    sglang.check_nccl(found, (2, 27, 5))
+    sglang.check_nccl(found, None)
+    sglang.check_nccl(sglang.Installation("0.5.23", []), (2, 27, 5))
+    with pytest.raises(OptionError, match=r"NCCL 2[.]27[.]5 and the trainer.s 2[.]28[.]3"):
+        sglang.check_nccl(found, (2, 28, 3))
+
+
 def test_a_release_candidate_is_as_new_as_its_number():
     sglang.check_version("0.5.24rc1")
     with pytest.raises(EngineError, match=r"SGLang 0\.5\.8\.post1 is too old"):

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.server import EngineServer
 from slime_core.options import Options, parse
+from slime_core.training.together import free_cache
 from slime_core.weights.sync import WeightSync
 from tiny_model import VOCAB_SIZE, byte_tokenizer
 from weights.conftest import greedy
@@ -78,6 +79,9 @@ class OnGpu:
             if name != "lm_head.weight":
                 yield name, tensor.to(getattr(torch, dtype)).contiguous()
 
+    def free_cache(self) -> None:
+        free_cache()
+
     def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
             logits = self._model(torch.tensor([list(tokens)], device="cuda:0")).logits[0].float()
@@ -99,7 +103,9 @@ def start(models: list[Path], tmp_path: Path) -> Iterator[Start]:
         args = parse(
             [*common, "--weights-dir", str(tmp_path / "weights"), "--weights-check-interval", "1", *words]
         ).args
-        servers.append(EngineServer(args, 0, tmp_path / "logs", threads=4, gpus=[gpu]))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        physical = visible[int(gpu)] if visible != [""] else gpu
+        servers.append(EngineServer(args, 0, tmp_path / "logs", threads=4, gpus=[physical]))
         return servers[-1].start(), args
 
     yield start_one

@@ -52,6 +52,7 @@ def main() -> None:
         else:
             with leading(trainer) as source:
                 next(source.weights("float32"))  # and leave the others in the middle
+                source.free_cache()
                 told = {"dtype": source.dtype, "probe": source.prompt_logprobs(PROBE).tolist()}
             (out / "told.json").write_text(json.dumps(told))
         (out / f"rank_{rank}.json").write_text(json.dumps({"metrics": metrics, "checksums": model_checksums(tensors)}))

@@ -40,6 +40,18 @@ class Exporter:
         return logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])[:, 0].numpy()
 
 
+class ConstantTrainer:
+    """One of a model whose every log-probability is -1."""
+
+    vocab_size, dtype = 100, "float32"
+
+    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.ones(3)
+
+    def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.full(len(tokens) - 1, -1.0, np.float32)
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The same architecture with two sets of weights."""

@@ -13,6 +13,8 @@ from slime_core.engines.admin import EngineAdmin
 from slime_core.errors import EngineError, OptionError
 from slime_core.testing import make_options
 from slime_core.weights.offload import REST, WEIGHTS, Offload
+from slime_core.weights.sync import WeightSync
+from weights.conftest import ConstantTrainer
 
 ALL = ["cuda_graph", "kv_cache", "weights"]
 Calls = list[tuple[str, dict]]
@@ -25,12 +27,18 @@ async def recording_server(num_busy: int) -> AsyncIterator[tuple[str, Calls]]:
 
     async def handle(request: web.Request) -> web.Response:
         name = request.path.strip("/")
-        calls.append((name, await request.json()))
+        if name == "server_info":
+            return web.json_response({"version": "0.5.9", "device": "cuda", "tp_size": 1, "pp_size": 1, "dp_size": 1})
+        body = await request.json()
+        if name == "generate":
+            prompt = body["input_ids"]
+            return web.json_response({"meta_info": {"input_token_logprobs": [[-1.0, token, None] for token in prompt]}})
+        calls.append((name, body))
         busy = name == "flush_cache" and [call for call, _ in calls].count(name) <= num_busy
         return web.Response(status=400 if busy else 200, text="Flush cache failed." if busy else "null")
 
     app = web.Application()
-    app.router.add_post("/{name}", handle)
+    app.router.add_route("*", "/{name}", handle)
     async with served(app) as url:
         yield url, calls
 
@@ -83,6 +91,29 @@ async def test_only_engines_that_released_it_get_it_back():
             await offload.take_back(admin, REST)
     assert calls == [("resume_memory_occupation", {"tags": ["weights"]})]
     assert other_calls == []
+
+
+async def test_a_trainer_keeps_no_more_memory_than_it_uses_when_engines_take_theirs_back(tmp_path):
+    words = ["--engine", "sglang", "--offload-engines", "--weights-dir", str(tmp_path)]
+    async with recording_server(0) as (url, calls):
+
+        class Noting(ConstantTrainer):
+            def free_cache(self) -> None:
+                calls.append(("free_cache", {}))
+
+        sync = WeightSync(make_options(*words), [url], tmp_path)
+        await sync.release()
+        calls.clear()
+        await sync.send(Noting(), 1)
+        sync.close()
+    names = [
+        name for name, _ in calls if name in ("free_cache", "resume_memory_occupation", "update_weights_from_disk")
+    ]
+    assert names == [
+        *("free_cache", "resume_memory_occupation"),
+        "update_weights_from_disk",
+        *("free_cache", "resume_memory_occupation"),
+    ]
 
 
 @pytest.mark.parametrize(

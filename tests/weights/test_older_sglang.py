@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from aiohttp import web
 
 from served import served
 from slime_core.weights.sync import WeightSync
+from weights.conftest import ConstantTrainer
 
 CAPTURED = Path(__file__).parents[1] / "engines" / "captures" / "update_0.5.9.json"
 CALLS = ["pause_generation", "flush_cache", "UPDATE", "continue_generation"]
-
-
-class Trainer:
-    """Of a model whose every log-probability is -1."""
-
-    vocab_size, dtype = 100, "float32"
-
-    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "a", torch.ones(3)
-
-    def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
-        return np.full(len(tokens) - 1, -1.0, np.float32)
 
 
 @pytest.fixture
@@ -61,7 +48,7 @@ async def test_an_engine_without_update_sessions_takes_weights(engine, options, 
     url, asked, updates = engine
     args = options("--engine", "sglang", "--sglang-dtype", "float32", "--weight-transport", transport)
     sync = WeightSync(args, [url], tmp_path)
-    metrics = await sync.send(Trainer(), 3)
+    metrics = await sync.send(ConstantTrainer(), 3)
     sync.close()
     update = {"disk": "update_weights_from_disk", "tensor": "update_weights_from_tensor"}[transport]
     assert asked == [update if call == "UPDATE" else call for call in CALLS]

@@ -1,4 +1,4 @@
-"""Lets stock megatron-core run where there is no GPU; with one, only its version is checked.
+"""Lets stock megatron-core run where there is no GPU; with one, its version is checked and one name repaired.
 
 megatron-core asks for CUDA by name: `torch.cuda.current_device()`, `device="cuda"`, streams, a CUDA random state,
 tensors of type `torch.cuda.FloatTensor`. On CPU its modules get a view of torch that answers these for the CPU. The
@@ -48,6 +48,7 @@ def prepare_megatron(device: str) -> None:
         warnings.simplefilter("ignore")
         for name in LAZY_MODULES:
             importlib.import_module(f"megatron.core.{name}")
+    _name_what_is_missing()
     if device == "cpu":
         _install()
 
@@ -236,12 +237,18 @@ def _type_blind(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _repair_moe() -> None:
-    """A name that exists only with Transformer-Engine, and a copy to the host that also takes the host's tensors."""
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+def _name_what_is_missing() -> None:
+    """Routers ask for a function of Transformer-Engine's by a name that without it is not there."""
+    from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+def _repair_moe() -> None:
+    """A copy to the host that also takes the host's tensors."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
     move = moe_utils.maybe_move_tensor_to_cpu
 
     def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

@@ -14,6 +14,8 @@ from megatron.core.optimizer import OptimizerConfig, clip_grads, get_megatron_op
 from slime_core.training.megatron.model import MegatronModel
 from slime_core.training.torch_backend.optimizer import lr_factor
 
+TORCHS_OWN = (torch.optim.Adam, torch.optim.AdamW)
+
 
 def wrap(args: argparse.Namespace, model: MegatronModel) -> None:
     """Put the model into Megatron's data parallelism, whose gradients are sums, not means."""
@@ -94,7 +96,8 @@ class Optimizer:
                 for parameter in group["params"]:
                     state = part.optimizer.state[parameter]
                     if not state:
-                        state["step"] = torch.zeros((), dtype=torch.float32)
+                        if isinstance(part.optimizer, TORCHS_OWN):  # Transformer-Engine's counts for all together
+                            state["step"] = torch.zeros((), dtype=torch.float32)
                         state["exp_avg"] = torch.zeros_like(parameter)
                         state["exp_avg_sq"] = torch.zeros_like(parameter)
 
@@ -107,7 +110,8 @@ class Optimizer:
         # Megatron gives all parameters one counter, which each of them would then raise at every update
         for part in self.megatron.chained_optimizers:
             for moments in part.optimizer.state.values():
-                moments["step"] = moments["step"].clone()
+                if "step" in moments:
+                    moments["step"] = moments["step"].clone()
         self.steps = steps
 
     def _clip(self, norm: float) -> None:

@@ -197,10 +197,11 @@ def _causal(
     place = torch.arange(length, device=query.device)
     distance = place[:, None] - place[None, :]
     seen = (distance >= 0) & (distance < window) if banded and window is not None else distance >= 0
-    if softcap is None:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    if softcap is None:
+        # of the kernels for GPUs that take a mask and keep no scores, none takes fewer heads of keys than of queries
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling)
     scores = (query @ key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, float("-inf"))
     return torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
