@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from cluster.conftest import prompts, read_rows, start_run  # noqa: F401
+from cluster.test_faults import rounds
 from real_sglang.conftest import ENVIRONMENT, sglang_words
 from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.client import EngineClient
@@ -163,3 +165,16 @@ async def test_a_file_stays_until_the_slower_half_has_read_it(halves, engine, mo
     own = Exporter(models[1]).prompt_logprobs([1, 2, 3, 4])
     assert all(values == pytest.approx(own.tolist(), abs=1e-4) for values in given.values())
     transport.close()
+
+
+@pytest.mark.parametrize(("parallel", "mode"), [("copies", "retract"), ("stages", "in_place")])
+def test_a_run_that_generates_while_it_trains(parallel, mode, start_run, read_rows, models):  # noqa: F811
+    words = sglang_words(models[0], *SIZES[parallel], "--max-staleness", "1", "--pause-mode", mode)
+    run = start_run("--num-rollout", "4", "--max-response-tokens", "64", *words, *BOUND)
+    code, output = run.finish(400)
+    assert code == 0, output
+    done = rounds(read_rows())
+    assert [row["step"] for row in done] == [0, 1, 2, 3]
+    assert all(row["weights/logprob_abs_diff"] < 1e-4 for row in done if "weights/logprob_abs_diff" in row)
+    assert sum(row["engines/restarts"] for row in done) == 0
+    run.assert_nothing_left()

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from cluster.conftest import prompts, read_rows, start_run  # noqa: F401
+from cluster.test_faults import rounds
 from engines.conftest import CONTEXT, EOS, PAD, VOCAB_SIZE, write_model
 from real_sglang.conftest import ENVIRONMENT, sglang_words
 from slime_core.engines.server import EngineServer
@@ -101,3 +103,13 @@ async def test_weights_of_an_expert_that_got_lost_are_found_out(make_sync, exper
     with pytest.raises(WeightSyncError, match=message):
         await make_sync("disk").send(Exporter(experts[1], rename), 3)
     await make_sync("disk").send(Exporter(experts[0]), 4)
+
+
+def test_a_run_trains_a_mixture_of_experts(start_run, read_rows, experts):  # noqa: F811
+    run = start_run("--num-rollout", "3", *sglang_words(experts[0]))
+    code, output = run.finish(400)
+    assert code == 0, output
+    done = rounds(read_rows())
+    assert [row["step"] for row in done] == [0, 1, 2]
+    assert all(row["train/logprob_abs_diff"] < 1e-4 for row in done), "every round had the weights of before it"
+    run.assert_nothing_left()
