@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slime_core.engines.frozen import options_of
-from slime_core.engines.parallel import sizes
+from slime_core.engines.parallel import check_updates, sizes
 from slime_core.errors import ClusterError
 from slime_core.options import Options
 
@@ -47,13 +47,15 @@ def plan(args: Options, use_gpus: bool) -> Layout:
     engine uses the GPUs of as many trainers.
 
     Raises:
-        OptionError: when an engine's parallel sizes contradict each other.
+        OptionError: when an engine's parallel sizes contradict each other, or it could take no weights.
         ClusterError: when SGLang engines would share GPUs with trainers at the same time, or there are too few, or
             they would not see the memory that weights are sent in.
     """
     shared = args.placement == "colocated"
     num_engines = len(args.external_engines) or args.num_engines
     starts_sglang = args.engine == "sglang" and not args.external_engines
+    if starts_sglang:
+        check_updates(args)
     num_gpus = sizes(args).num_gpus if starts_sglang else 0
     num_nodes = args.num_nodes_per_engine
     engine_gpus = num_gpus // num_nodes if use_gpus else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -123,27 +123,35 @@ class EngineAdmin:
         await self._each("update_weights_from_tensor", bodies)
 
     async def checksums(self) -> dict[str, dict[str, str]]:
-        """URL -> tensor name -> checksum of the weights in use."""
+        """URL, or rank of an engine with several -> tensor name -> checksum of the weights in use."""
         answers = await self._all("weights_checker", {"action": "checksum"})
-        return {
-            url: orjson.loads(content)["ranks"][0]["checksums"] for url, content in zip(self.urls, answers, strict=True)
-        }
+        found: dict[str, dict[str, str]] = {}
+        for url, content in zip(self.urls, answers, strict=True):
+            ranks = orjson.loads(content)["ranks"]
+            found |= {_part_of(url, "rank", i, len(ranks)): rank["checksums"] for i, rank in enumerate(ranks)}
+        return found
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> dict[str, list[float]]:
-        """URL -> log-probability of every token of the prompt but the first; none of engines that only decode."""
-        roles = {url: parse_topology(info).role for url, info in (await self.server_infos()).items()}
+        """URL, or copy of an engine with several -> log-probability of every token of the prompt but the first.
+
+        Engines that only decode are left out.
+        """
+        found = {url: parse_topology(info) for url, info in (await self.server_infos()).items()}
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        bodies = {
-            url: body | (TO_NOBODY if role == "prefill" else {}) for url, role in roles.items() if role != "decode"
-        }
-        answers = [orjson.loads(content) for content in await self._each("generate", bodies)]
-        entries = [answer["meta_info"]["input_token_logprobs"][1:] for answer in answers]
-        return {url: [entry[0] for entry in some] for url, some in zip(bodies, entries, strict=True)}
+        asked: dict[str, tuple[str, dict[str, Any]]] = {}
+        for url, engine in found.items():
+            for_role = body | TO_NOBODY if engine.role == "prefill" else body
+            for copy in range(0 if engine.role == "decode" else engine.copies):
+                for_copy = for_role | _to_copy(copy) if engine.copies > 1 else for_role
+                asked[_part_of(url, "copy", copy, engine.copies)] = url, for_copy
+        contents = await _all_done(self._post(url, "generate", for_copy) for url, for_copy in asked.values())
+        entries = [orjson.loads(content)["meta_info"]["input_token_logprobs"][1:] for content in contents]
+        return {part: [entry[0] for entry in some] for part, some in zip(asked, entries, strict=True)}
 
     async def server_infos(self) -> dict[str, dict[str, Any]]:
         """URL -> what the server says of itself."""
@@ -155,15 +163,7 @@ class EngineAdmin:
         return await self._each(endpoint, dict.fromkeys(self.urls, body))
 
     async def _each(self, endpoint: str, bodies: Mapping[str, dict[str, Any]]) -> list[bytes]:
-        """Every engine is asked to the end, also when another fails; then the first failure is raised."""
-        posts = (self._post(url, endpoint, body) for url, body in bodies.items())
-        answers = await asyncio.gather(*posts, return_exceptions=True)
-        contents = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            contents.append(answer)
-        return contents
+        return await _all_done(self._post(url, endpoint, body) for url, body in bodies.items())
 
     async def _post(self, url: str, endpoint: str, body: dict[str, Any]) -> bytes:
         return await self._request("POST", url, endpoint, orjson.dumps(body))
@@ -180,3 +180,23 @@ class EngineAdmin:
             words = content[:500].decode(errors="replace").strip()
             raise Refused(f"{url}/{endpoint} answered HTTP {answer.status}: {words}", answer.status)
         return content
+
+
+async def _all_done(posts: Iterable[Awaitable[bytes]]) -> list[bytes]:
+    """Every engine is asked to the end, also when another fails; then the first failure is raised."""
+    contents = []
+    for answer in await asyncio.gather(*posts, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        contents.append(answer)
+    return contents
+
+
+def _part_of(url: str, kind: str, number: int, of: int) -> str:
+    """How a rank or a copy of an engine is called; one that is alone has the engine's URL."""
+    return url if of == 1 else f"{kind} {number} of {url}"
+
+
+def _to_copy(number: int) -> dict[str, int]:
+    """Which data-parallel copy answers, by the name that SGLang has for it now and by the one that it had."""
+    return {"routed_dp_rank": number, "data_parallel_rank": number}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slime_core.engines.process import LOOPBACK
 from slime_core.errors import OptionError
-from slime_core.options import Options
+from slime_core.options import Options, generates_ahead
 
 TENSOR = ("tp-size", "tensor-parallel-size")
 PIPELINE = ("pp-size", "pipeline-parallel-size")
@@ -68,6 +68,25 @@ def sizes(args: Options) -> Sizes:
             f"{args.num_nodes_per_engine} machines."
         )
     return found
+
+
+def check_updates(args: Options) -> None:
+    """Refuse engines to which SGLang cannot bring weights in the way that is asked for.
+
+    Raises:
+        OptionError: naming the flags.
+    """
+    found = sizes(args)
+    if args.weight_transport != "disk" and (found.pipeline > 1 or found.data > 1):
+        raise OptionError(
+            f"--weight-transport {args.weight_transport} does not go with a --sglang-pp-size or --sglang-dp-size above "
+            "1, for which SGLang takes weights from files only; use disk."
+        )
+    if found.pipeline > 1 and args.pause_mode == "retract" and generates_ahead(args):
+        raise OptionError(
+            f"--pause-mode retract does not go with --sglang-pp-size {found.pipeline} under this --max-staleness: of "
+            "the requests that run, SGLang takes back one pipeline stage's alone; use in_place or abort."
+        )
 
 
 def _size(args: Options, names: tuple[str, ...]) -> int:

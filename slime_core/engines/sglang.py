@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_core.engines.frozen import options_of
-from slime_core.engines.parallel import TENSOR, Node, sizes
+from slime_core.engines.parallel import TENSOR, Node, check_updates, sizes
 from slime_core.errors import EngineError, OptionError
 from slime_core.options import Options
 
@@ -154,8 +154,10 @@ def planned_commands(args: Options) -> list[str]:
     """The lines that start the engines of a run, for people to read; ports and addresses are chosen at the start.
 
     Raises:
-        OptionError: when an engine's parallel sizes contradict each other.
+        OptionError: when an engine's parallel sizes contradict each other, or it could take no weights.
     """
+    if not args.external_engines:
+        check_updates(args)
     lines = [] if args.external_engines else _planned(args, "engine")
     return lines + [line for model in args.frozen_model for line in _planned(options_of(args, model), model.name)]
 

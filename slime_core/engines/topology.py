@@ -20,6 +20,8 @@ class Topology:
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int
+    copies: int
+    """That answer requests: of the whole model, or with data-parallel attention of that alone."""
     max_requests: int
     """That it runs at once, over all copies."""
     context_tokens: int | None
@@ -47,6 +49,7 @@ def parse_topology(info: dict[str, Any]) -> Topology:
             tensor_parallel=int(info["tp_size"]),
             pipeline_parallel=int(info["pp_size"]),
             data_parallel=int(info["dp_size"]),
+            copies=int(info["dp_size"]) * int(info.get("attn_dp_size", 1)),
             max_requests=int(info.get("max_running_requests") or 0),
             context_tokens=int(info["context_length"]) if info.get("context_length") else longest,
             role=role,

@@ -46,7 +46,9 @@ def refuse_copies_and_stages(infos: Mapping[str, Mapping[str, Any]]) -> None:
         WeightSyncError: for a server with pipeline or data parallelism.
     """
     for url, info in infos.items():
-        if info["pp_size"] > 1 or info["dp_size"] > 1:
+        # an older SGLang tells the size of data-parallel attention, which has no copies, by the name of theirs
+        copies = 1 if info.get("enable_dp_attention") else info["dp_size"]
+        if info["pp_size"] > 1 or copies > 1:
             raise WeightSyncError(
                 f"{url} runs with pipeline or data parallelism, for which SGLang takes weights from files only; use "
                 "--weight-transport disk."

@@ -23,10 +23,10 @@ FILE = "model.safetensors"
 
 
 class DiskTransport:
-    """A directory that holds one version at a time.
+    """A directory that holds one version at a time, until the next: SGLang answers once its first stage has read it.
 
-    In shared memory it stays and is overwritten by the next version, three times as fast as new memory is; in any other
-    directory it is removed as soon as the engines have read it.
+    In shared memory the file is overwritten by the next version, three times as fast as new memory is; elsewhere every
+    version has a directory of its own.
     """
 
     def __init__(self, weights_dir: str | None, fallback: Path) -> None:
@@ -40,12 +40,8 @@ class DiskTransport:
     @asynccontextmanager
     async def offer(self, admin: EngineAdmin, update: Update) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Write the file; then let every engine load it."""
-        try:
-            directory = self._write(update)
-            yield partial(admin.update_weights_from_disk, str(directory), update.version)
-        finally:
-            if not self._stays:
-                self.close()
+        directory = self._write(update)
+        yield partial(admin.update_weights_from_disk, str(directory), update.version)
 
     def forget_engines(self) -> None:
         """Files know no engines."""
@@ -63,6 +59,8 @@ class DiskTransport:
         directory = self._directory if self._stays else self._directory / f"v{update.version:06d}"
         metadata = {"format": "pt"} | ({"slime_checksums": json.dumps(update.checksums)} if update.checksums else {})
         try:
+            if not self._stays:
+                shutil.rmtree(self._directory, ignore_errors=True)
             directory.mkdir(parents=True, exist_ok=True)
             if self._stays:
                 self._file = self._file or SafetensorsFile(directory / FILE)
@@ -71,6 +69,7 @@ class DiskTransport:
             else:
                 save_file({name: tensor.to("cpu") for name, tensor in update.tensors()}, directory / FILE, metadata)
         except (OSError, SafetensorError) as error:
+            self.close()
             raise WeightSyncError(
                 f"the weights of version {update.version} cannot be written to {directory}: {error}; --weights-dir "
                 "names a place with room for the whole model."

@@ -4,56 +4,72 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Set
+from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 
 import torch
 
 from slime_core.weights.source import NamedTensors
 
 FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
+    "q_proj": ("qkv_proj", 0),
+    "k_proj": ("qkv_proj", 1),
+    "v_proj": ("qkv_proj", 2),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
 }
-"""SGLang's parameter -> the Hugging Face ones whose rows it holds, in order (Llama, Qwen2, Qwen3, Mistral, Gemma)."""
+"""Hugging Face's part of a name -> SGLang's, and where its rows lie there (Llama, Qwen2, Qwen3, Mistral, Gemma)."""
+STACKED = {
+    "gate_proj": ("w13_weight", 0),
+    "up_proj": ("w13_weight", 1),
+    "down_proj": ("w2_weight", 0),
+    "w1": ("w13_weight", 0),
+    "w3": ("w13_weight", 1),
+    "w2": ("w2_weight", 0),
+}
+"""Likewise of an expert's tensors, which lie one expert behind the other (Qwen, GLM 4, DeepSeek; Mixtral)."""
 OF_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 VOCAB_MULTIPLE = 64
+EXPERTS = ".experts."
 PART = re.compile(r"\.(?P<part>q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
-WHOLE = {part: whole for whole, parts in FUSED.items() for part in parts}
+EXPERT = re.compile(r"\.experts\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w3|w2)\.weight$")
 
 
 def fused_checksums(named_tensors: NamedTensors) -> dict[str, str]:
     """SGLang's name -> the first 16 hex digits of SHA-256 over the bytes, as a server on CPU computes them."""
-    given = dict(named_tensors)
-    parts: dict[str, list[torch.Tensor]] = {}
-    for name in filter(hashed, given):
-        found = PART.search(name)
-        whole = name if found is None else name.replace(found["part"], WHOLE[found["part"]])
-        if whole not in parts:
-            tensors = [given[part] for part in _parts(name, given.keys())]
-            parts[whole] = tensors + _padding(name, tensors[0])
+    placed: dict[str, list[tuple[tuple[int, int], torch.Tensor]]] = defaultdict(list)
+    for name, tensor in named_tensors:
+        whole, place = _place(name)
+        placed[whole].append((place, tensor))
+    parts = {whole: [tensor for _, tensor in sorted(some, key=itemgetter(0))] for whole, some in placed.items()}
+    for name, tensors in parts.items():
+        tensors += _padding(name, tensors[0])
     # hashing gives up the interpreter's lock
     with ThreadPoolExecutor() as pool:
         return dict(zip(parts, pool.map(_checksum, parts.values()), strict=True))
 
 
-def hashed(name: str) -> bool:
-    """Whether a tensor is compared: SGLang stacks experts in its own way, and their effect shows in a prompt alone."""
-    return ".experts." not in name
-
-
 def comparable(sent: Mapping[str, str], used: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What was sent and what the server names, without what has no counterpart: experts, a tied output layer."""
-    of_sent = {name: checksum for name, checksum in sent.items() if name in used or not name.endswith("lm_head.weight")}
-    return of_sent, {name: checksum for name, checksum in used.items() if hashed(name)}
+    """What was sent and what the server names, without what has no counterpart.
+
+    That may be a tied output layer, and experts, which some models' servers stack in ways of their own: the effect of
+    those shows in a prompt alone.
+    """
+    of_sent = {n: c for n, c in sent.items() if n in used or not (n.endswith("lm_head.weight") or EXPERTS in n)}
+    return of_sent, {name: checksum for name, checksum in used.items() if name in sent or EXPERTS not in name}
 
 
-def _parts(name: str, names: Set[str]) -> list[str]:
-    found = PART.search(name)
-    if found is None:
-        return [name]
-    parts = [name.replace(found["part"], part) for part in FUSED[WHOLE[found["part"]]]]
-    return [part for part in parts if part in names]
+def _place(name: str) -> tuple[str, tuple[int, int]]:
+    """SGLang's name of the parameter that holds a tensor, and the tensor's place in it: expert, part."""
+    if (found := EXPERT.search(name)) is not None:
+        whole, position = STACKED[found["part"]]
+        return f"{name[: found.start()]}{EXPERTS}{whole}", (int(found["number"]), position)
+    if (found := PART.search(name)) is not None:
+        whole, position = FUSED[found["part"]]
+        return name.replace(found["part"], whole), (0, position)
+    return name, (0, 0)
 
 
 def _padding(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:

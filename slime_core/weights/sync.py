@@ -92,7 +92,10 @@ class WeightSync:
             try:
                 self._make_room(source)
                 await self._offload.take_back(admin, WEIGHTS)
-                paused_s = await self._send(admin, source, version, due)
+                infos = {} if self._args.engine == "embedded" else await admin.server_infos()
+                due = due or any(map(answers_for_one_stage, infos.values()))
+                hashed = due and all(map(hashes_as_we_do, infos.values()))
+                paused_s = await self._send(admin, source, version, hashed)
                 compared = await self._compare(admin, source, version) if due else {}
             except EngineError as error:
                 raise WeightSyncError(f"the weights of version {version} were not taken: {error}") from None
@@ -101,10 +104,10 @@ class WeightSync:
         metrics = {"perf/weights_s": time.monotonic() - started, "perf/engines_paused_s": paused_s}
         return metrics | {"weights/bytes": float(self._num_bytes)} | compared
 
-    async def _send(self, admin: EngineAdmin, source: WeightSource, version: int, due: bool) -> float:
+    async def _send(self, admin: EngineAdmin, source: WeightSource, version: int, hashed: bool) -> float:
         """The seconds in which the engines stood still."""
         tensors = partial(self._tensors, source)
-        sent, comparing = await self._expected(admin, tensors, due)
+        sent, comparing = self._expected(tensors, hashed)
         own = sent if self._args.engine == "embedded" else {}
         async with self.transport.offer(admin, Update(version, tensors, own)) as deliver:
             await admin.pause(self._args.pause_mode)
@@ -114,8 +117,8 @@ class WeightSync:
                     await admin.flush_cache()
                 await deliver()
                 if sent:
-                    for url, used in (await admin.checksums()).items():
-                        compare(*comparing(sent, used), url)
+                    for engine, used in (await admin.checksums()).items():
+                        compare(*comparing(sent, used), engine)
                 self._make_room(source)
             except BaseException:
                 # with the old weights; one that hangs over the new ones must not hold up the others
@@ -149,16 +152,12 @@ class WeightSync:
             yield name, tensor
         self._num_bytes = total
 
-    async def _expected(
-        self, admin: EngineAdmin, tensors: Callable[[], NamedTensors], due: bool
-    ) -> tuple[dict[str, str], Comparable]:
+    def _expected(self, tensors: Callable[[], NamedTensors], hashed: bool) -> tuple[dict[str, str], Comparable]:
         """The checksums that the engines must have, empty where they are not asked, and what of them to compare."""
         if self._args.engine == "embedded":
             return model_checksums(tensors()), lambda sent, used: (sent, used)
         known = engine_dtype(self._args) is not None and self._fp8 is None
-        if due and known and all(map(hashes_as_we_do, (await admin.server_infos()).values())):
-            return fused_checksums(tensors()), comparable
-        return {}, comparable
+        return fused_checksums(tensors()) if hashed and known else {}, comparable
 
     async def _compare(self, admin: EngineAdmin, source: WeightSource, version: int) -> dict[str, float]:
         """The parity probe; nothing where no engine reads prompts."""
@@ -173,4 +172,9 @@ class WeightSync:
 def hashes_as_we_do(info: Mapping[str, Any]) -> bool:
     """Whether a server tells checksums that are ours: SGLang hashes on a GPU with a kernel of its own."""
     number = version_number(str(info["version"]))
-    return number >= HASHING_VERSION and info["device"] == "cpu" and info["tp_size"] == 1
+    return number >= HASHING_VERSION and info["device"] == "cpu" and info["tp_size"] == info["pp_size"] == 1
+
+
+def answers_for_one_stage(info: Mapping[str, Any]) -> bool:
+    """Whether a server takes weights for granted that only its first pipeline stage has: the others tell it nothing."""
+    return int(info["pp_size"]) > 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.engines.parallel import Node, Sizes, sizes
+from slime_core.engines.parallel import Node, Sizes, check_updates, sizes
 from slime_core.engines.sglang import command
 from slime_core.errors import OptionError
 from slime_core.testing import make_options
@@ -55,6 +55,32 @@ def test_the_gpus_asked_for_are_the_gpus_used(tensor, pipeline, data):
 def test_flags_that_contradict_each_other_are_refused(words, message):
     with pytest.raises(OptionError, match=message):
         sizes(options(*words.split()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--sglang-pp-size 2 --weight-transport broadcast", "--weight-transport broadcast does not go .*; use disk"),
+        ("--sglang-dp-size 2 --weight-transport tensor", "--weight-transport tensor does not go .*; use disk"),
+        ("--sglang-pp-size 2 --max-staleness 1", "--pause-mode retract does not go with --sglang-pp-size 2"),
+    ],
+)
+def test_updates_that_sglang_does_not_take_are_refused(words, message):
+    with pytest.raises(OptionError, match=message):
+        check_updates(options(*words.split()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--sglang-pp-size 2",
+        "--sglang-pp-size 2 --max-staleness 1 --pause-mode in_place",
+        "--sglang-dp-size 2 --max-staleness 1",
+        "--sglang-tp-size 2 --sglang-dp-size 2 --sglang-enable-dp-attention --weight-transport broadcast",
+    ],
+)
+def test_updates_that_sglang_takes_are_not(words):
+    check_updates(options(*words.split()))
 
 
 def test_the_tensor_parallel_size_is_passed_on_once():

@@ -54,6 +54,7 @@ async def test_damaged_files_are_refused_and_the_old_weights_stay(
                 await deliver()
     assert await used_checksums(url) == used
     assert await greedy(url) == before
+    transport.close()
     assert not list(tmp_path.iterdir())
 
 
@@ -82,6 +83,20 @@ def test_a_file_is_rewritten_in_place_and_is_what_safetensors_reads(tmp_path: Pa
         assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
         with safe_open(tmp_path / "model.safetensors", "pt") as opened:
             assert opened.metadata() == {"format": "pt", "number": str(number)}
+
+
+async def test_elsewhere_a_version_stays_until_the_next_one(tmp_path: Path):
+    """SGLang answers when its first pipeline stage has read it; the others come after."""
+    transport = DiskTransport(str(tmp_path), tmp_path)
+    found = []
+    async with EngineAdmin([], 30) as admin:
+        for version in range(2):
+            async with transport.offer(admin, Update(version, lambda: [("a", torch.ones(3))], {})):
+                pass
+            found.append([path.parent.name for path in tmp_path.rglob("model.safetensors")])
+    assert found == [["v000000"], ["v000001"]]
+    transport.close()
+    assert not list(tmp_path.iterdir())
 
 
 async def test_in_shared_memory_one_file_stays_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ async def test_after_an_update_the_engine_uses_exactly_the_trainers_weights(sync
         assert metrics["weights/bytes"] == sum(t.nbytes for t in load_file(model / "model.safetensors").values())
         assert metrics.get("weights/logprob_abs_diff", 0.0) < 1e-5
     assert seen[1] != seen[2]
-    assert not list(Path(options().weights_dir).glob(f"{PREFIX}*")), "the files are gone after the update"
+    sync.close()
+    assert not list(Path(options().weights_dir).glob(f"{PREFIX}*")), "no files are left"
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
@@ -230,10 +232,28 @@ def test_checksums_see_every_bit():
     assert model_checksums([("w", tensor)]) != model_checksums([("w", changed)])
 
 
-def test_experts_are_left_to_the_prompt():
-    """SGLang stacks them under names of its own."""
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("parts", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+def test_experts_are_stacked_by_number_and_hashed(parts):
+    gate, up, down = torch.arange(12 * 3 * 6.0).reshape(3, 12, 2, 3).unbind()
+    named = [
+        (f"l.experts.{e}.{part}.weight", t[e])
+        for part, t in zip(parts, (gate, up, down), strict=True)
+        for e in range(12)
+    ]
+    expected = {"l.experts.w13_weight": digest(torch.cat([gate, up], 1)), "l.experts.w2_weight": digest(down)}
+    assert fused_checksums(reversed(named)) == expected
+    compare(*comparable(fused_checksums(named), expected), "engine")
+    with pytest.raises(WeightSyncError, match=r"l\.experts\.w2_weight differ"):
+        compare(*comparable(fused_checksums(named), expected | {"l.experts.w2_weight": "1234"}), "engine")
+
+
+def test_experts_that_a_server_stacks_in_another_way_are_left_to_the_prompt():
     sent = [("norm.weight", torch.ones(2)), ("mlp.experts.0.gate_proj.weight", torch.ones(2, 2))]
-    used = {**fused_checksums(sent[:1]), "mlp.experts.w13_weight": "1234"}
+    used = {**fused_checksums(sent[:1]), "mlp.experts.packed": "1234"}
     compare(*comparable(fused_checksums(sent), used), "engine")
     with pytest.raises(WeightSyncError, match=r"norm\.weight"):
         compare(*comparable(fused_checksums(sent), {**used, "norm.weight": "5678"}), "engine")
