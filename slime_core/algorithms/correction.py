@@ -124,7 +124,7 @@ def offpolicy_mask(
     lengths: torch.Tensor,
     delta: float,
 ) -> torch.Tensor:
-    """Which tokens are too far off to learn from: A < 0, in a sequence with mean(log p_old - log p) > delta.
+    """Which tokens are too far off to learn from: A < 0, in a sequence with mean(log p_sampled - log p) > delta.
 
     DeepSeek-V3.2 (arXiv 2512.02556), section 3.1, "Off-Policy Sequence Masking".
 

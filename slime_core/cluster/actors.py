@@ -239,6 +239,9 @@ class TrainerActor:
         import torch
 
         torch.set_num_threads(threads)
+        if device == "cuda" and args.weight_transport == "broadcast":
+            # as SGLang sets it for its processes: ranks that differ in it cannot read one another's memory
+            os.environ.setdefault("NCCL_CUMEM_ENABLE", str(int("enable-symm-mem" in args.sglang)))
         host, port = address
         self._sync: WeightSync | None = None
         self._trainer: Trainer = trainer_class(args.train_backend, device)(

@@ -188,10 +188,10 @@ class Cluster:
             self._frozen.append(Fleet(own, host, layout.frozen[model.name], model.name))
         serving = {fleet.name: fleet.start() for fleet in self._fleets()}
         started = [call for calls in serving.values() for call in calls]
-        if lend:
-            self._get(started)  # SGLang sizes its cache by the memory that it finds
-        loading = self._start_trainers(device)
+        loading = [] if lend else self._start_trainers(device)
         self._get(started)
+        if lend:  # SGLang sizes its cache by the memory that it finds
+            loading = self._start_trainers(device)
         urls: dict[str, list[str]] = {name: self._get(calls) for name, calls in serving.items()}
         policy, num_shards = urls.pop(POLICY), len(set(data_parallel_ranks(args)))
         self._get(self._manager.start.remote(args, policy, urls, num_shards, self._run_dir))

@@ -28,8 +28,6 @@ def start_ray(args: Options, num_cpus: int) -> None:
         "HF_HUB_OFFLINE": "1",
         # Engines and trainers share the cores: threads that spin while they wait cost the others ten times the time.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # As SGLang sets it for its processes: ranks that differ in it cannot read one another's memory.
-        "NCCL_CUMEM_ENABLE": os.environ.get("NCCL_CUMEM_ENABLE", "0"),
     }
     options: dict[str, Any] = {"address": args.ray_address or "local"}
     if not args.ray_address:

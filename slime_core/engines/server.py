@@ -75,7 +75,7 @@ class EngineServer:
         if self._args.engine == "sglang" and not again:
             found = sglang.inspect(self._args.engine_python or sys.executable, self._environment)
             sglang.check(self._args, found)
-            if self._args.weight_transport == "broadcast" and found.nccl is not None:
+            if self._args.num_trainers and self._args.weight_transport == "broadcast" and found.nccl is not None:
                 from slime_core.engines.weight_group import nccl_version
 
                 sglang.check_nccl(found, nccl_version())

@@ -26,7 +26,7 @@ from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-nccl = torch.cuda.nccl.version() if torch.backends.cuda.is_built() else None
+nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
 print("\\n" + json.dumps({"version": sglang.__version__, "flags": flags, "nccl": nccl}))
 """
 
@@ -38,7 +38,7 @@ class Installation:
     version: str
     flags: list[str]
     nccl: list[int] | None = None
-    """The version of its torch's NCCL; None where that is built for CPUs."""
+    """The version of its torch's NCCL; None where it finds no GPU."""
 
 
 def inspect(python: str, environment: Mapping[str, str]) -> Installation:

@@ -14,7 +14,9 @@ from slime_core import DataError
 from slime_core.defaults.dataset import Dataset
 from slime_core.testing import make_options
 
-KEEP_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+KEEP_FIXTURES = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=20
+)
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ async def test_a_hanging_grader_does_not_stop_the_others_or_the_loop(make_args, 
     sometimes = plugin_file(
         "sometimes", "@hookimpl\ndef reward(sample):\n    while sample.metadata['hang']: pass\n    return 1.0"
     )
-    args = make_args("--reward", sometimes, "--reward-timeout-s", "2", "--reward-workers", "2")
+    args = make_args("--reward", sometimes, "--reward-timeout-s", "4", "--reward-workers", "2")
     samples = [finished(metadata={"hang": i % 4 == 0}) for i in range(8)]
     async with open_manager(args) as manager:
         await score(manager, finished(metadata={"hang": False}))  # the workers are up

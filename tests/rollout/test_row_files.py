@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from slime_core import DataError
 from slime_core.rollout.rows import open_prompt_file
 
-KEEP_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+KEEP_FIXTURES = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
+)
 
 
 @pytest.fixture

@@ -229,22 +229,24 @@ def test_weights_of_tokens_go_with_rejection_by_another_ratio(level, make_traine
     made = near_samples(8)
     advantages = rewards_above_mean(made)
     low, high = {"token": (0.7, 1.4), "sequence": (0.8, 2.0), "geometric": (0.97, 1.1)}[level]
-    weights, kept = [], []
+    weights, kept, by_second = [], [], 0
     for sample in made:
         own = distributions(model_dir, sample)[0].detach().tolist()
         offs = [lp - e if m else 0.0 for lp, e, m in zip(own, sample.logprobs, sample.loss_mask, strict=True)]
         whole = sum(offs) / (int(sample.loss_mask.sum()) if level == "geometric" else 1)
         weights.append([min(math.exp(off), 1.5) for off in offs])
-        kept.append([low <= math.exp(off if level == "token" else whole) <= high for off in offs])
+        inside = [low <= math.exp(off if level == "token" else whole) <= high for off in offs]
+        kept.append([ok and 0.75 <= math.exp(off) <= 2.5 for ok, off in zip(inside, offs, strict=True)])
+        by_second += sum(inside) - sum(kept[-1])
     counted = [
         ok for sample, oks in zip(made, kept, strict=True) for ok, m in zip(oks, sample.loss_mask, strict=True) if m
     ]
-    assert 0 < sum(counted) < len(counted), "the case tests nothing"
+    assert 0 < by_second < len(counted) - sum(counted) < len(counted), "the case tests nothing"
     loss, norm = naive_gradient_norm(
         model_dir, made, lambda n, t, lp, h: -kept[n][t] * weights[n][t] * advantages[n] * torch.exp(lp - lp.detach())
     )
     flags = ["--importance-correction", "tis", "--importance-high", "1.5", "--importance-reject"]
-    got = trained_round(make_trainer, shard_of, made, *flags, f"{level}={low}:{high}", "token=0.0001:1000")
+    got = trained_round(make_trainer, shard_of, made, *flags, f"{level}={low}:{high}", "token=0.75:2.5")
     assert got["train/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-6)
     assert got["train/grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert got["train/importance_rejected_fraction"] == pytest.approx(1 - sum(counted) / len(counted))

@@ -15,6 +15,8 @@ from slime_core.training.megatron.model import MegatronModel
 from slime_core.training.torch_backend.optimizer import lr_factor
 
 TORCHS_OWN = (torch.optim.Adam, torch.optim.AdamW)
+NO_PARAMETER = "none"
+"""In place of a parameter among an optimiser's states, where there is none."""
 
 
 def wrap(args: argparse.Namespace, model: MegatronModel) -> None:
@@ -100,6 +102,16 @@ class Optimizer:
                             state["step"] = torch.zeros((), dtype=torch.float32)
                         state["exp_avg"] = torch.zeros_like(parameter)
                         state["exp_avg_sq"] = torch.zeros_like(parameter)
+        counters = [
+            moments["step"]
+            for part in self.megatron.chained_optimizers
+            for moments in part.optimizer.state.values()
+            if "step" in moments
+        ]
+        for part in self.megatron.chained_optimizers:
+            # a stage without experts has an optimiser of them too, whose counter Megatron reads
+            if counters and not any(group["params"] for group in part.optimizer.param_groups):
+                part.optimizer.state[NO_PARAMETER] = {"step": counters[0].clone()}
 
     def load_state(self, state: dict[str, Any], steps: int) -> None:
         """Take over what a checkpoint has, and the place in the schedule."""

@@ -67,6 +67,9 @@ RENEWED = ["--kl-loss-coef", "0.1", "--ref-update-interval", "2", *PPO]
 """Of the run that is saved: what it trains and renews is all in the checkpoint."""
 RESUMED = {"resumed_tp2": TP2, "resumed_pp2": PP2, "resumed_dp2": OVERLAP}
 
+EXPERTS_RESUMED = {"experts_tp2": [*TP2, *SP], "experts_pp2": PP2}
+"""Of a model whose first layer has no experts, saved at `PP2`: its first stage has none."""
+
 BF16 = ["--dtype", "bfloat16"]
 
 VOCAB, LOGIT_ROWS = 11, 7
@@ -77,6 +80,7 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
     """All of them, in order."""
     kept = {"checkpoint": str(checkpoint), "steps": 2}
     fresh = {"checkpoint": f"{checkpoint}_fresh"}
+    experts = {"checkpoint": f"{checkpoint}_experts", "steps": 2}
     updates = {"steps": 3, "rounds": 1}
     refused = {"do": "load", "fails": True, "size": 1}
     return [
@@ -99,6 +103,11 @@ def quick_cases(models: dict[str, Path], checkpoint: Path) -> list[dict[str, Any
         *(
             case(models, name, "qwen3", *flags, *RENEWED, do="load_and_train", **kept)
             for name, flags in RESUMED.items()
+        ),
+        case(models, "experts_saved", "dense_first", *PP2, do="train_and_save", **experts),
+        *(
+            case(models, name, "dense_first", *flags, do="load_and_train", **experts)
+            for name, flags in EXPERTS_RESUMED.items()
         ),
         case(models, "fresh", "qwen3", *TP2, do="save_load_train", **fresh),
         case(models, "other_model", "llama", alone=0, **kept, **refused),

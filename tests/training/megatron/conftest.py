@@ -99,6 +99,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3": Qwen3Config(**tiny, tie_word_embeddings=True),
         "one_kv_head": Qwen3Config(**{**tiny, "num_key_value_heads": 1}, tie_word_embeddings=True),
         "qwen3_moe": Qwen3MoeConfig(**tiny, **experts, tie_word_embeddings=False),
+        "dense_first": Qwen3MoeConfig(**tiny, **experts, mlp_only_layers=[0], tie_word_embeddings=False),
         "llama": LlamaConfig(**tiny, tie_word_embeddings=False, rope_parameters=stretched),
         "glm4": Glm4Config(**{**tiny, "attention_bias": True}, tie_word_embeddings=False),
     }

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from training.megatron.cases import RESUMED
+from training.megatron.cases import EXPERTS_RESUMED, RESUMED
 
 
 def both(ranks, name):
@@ -30,6 +30,15 @@ def test_a_checkpoint_is_loaded_in_any_layout_and_the_run_goes_on(name, two_rank
     # two steps: the second's loss shows what the critic's own moments made of it
     for key in ("train/value", "train/value_loss"):
         assert mine[key] == pytest.approx(theirs[key], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EXPERTS_RESUMED)
+def test_the_moments_of_experts_are_loaded_in_any_layout(name, two_ranks):
+    saved, unbroken = both(two_ranks, "experts_saved")
+    loaded, after = both(two_ranks, name)
+    assert all(torch.equal(loaded[key], saved[key]) for key in saved)
+    for key, value in unbroken.items():
+        assert_close(after[key], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["saved", *RESUMED])
