@@ -72,14 +72,14 @@ class EngineServer:
         """
         if self._args.external_engines:
             return self._find_external()
-        if self._args.engine == "sglang" and not again:
+        sglang_engine = self._args.engine == "sglang"
+        if sglang_engine and not again:
             found = sglang.inspect(self._args.engine_python or sys.executable, self._environment)
             sglang.check(self._args, found)
             if self._args.num_trainers and self._args.weight_transport == "broadcast" and found.nccl is not None:
                 from slime_core.engines.weight_group import nccl_version
 
                 sglang.check_nccl(found, nccl_version())
-        sglang_engine = self._args.engine == "sglang"
         self._url = self._start_sglang(check_others) if sglang_engine else self._start_embedded()
         return self._url
 

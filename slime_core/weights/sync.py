@@ -42,6 +42,8 @@ class WeightSync:
         """Of the weights as they were last read."""
         self._unchecked = False
         """Whether an engine has joined since the last comparison."""
+        self._in_stages = False
+        """Whether an engine answers for its first pipeline stage alone: then every update is compared."""
         self._offload = Offload()
         self._fp8 = None if args.rollout_model is None else read_fp8(args.rollout_model)
         self.transport = open_transport(args, run_dir)
@@ -87,13 +89,14 @@ class WeightSync:
             return {}
         started = time.monotonic()
         # a new engine is always checked
-        due = worker_urls is not None or self._unchecked or self._num_sent % self._args.weights_check_interval == 0
+        due = worker_urls is not None or self._unchecked or self._in_stages
+        due = due or self._num_sent % self._args.weights_check_interval == 0
         async with EngineAdmin(urls, self._args.request_timeout_s) as admin:
             try:
                 self._make_room(source)
                 await self._offload.take_back(admin, WEIGHTS)
-                infos = {} if self._args.engine == "embedded" else await admin.server_infos()
-                due = due or any(map(answers_for_one_stage, infos.values()))
+                infos = await admin.server_infos() if due and self._args.engine == "sglang" else {}
+                self._in_stages = self._in_stages or any(map(answers_for_one_stage, infos.values()))
                 hashed = due and all(map(hashes_as_we_do, infos.values()))
                 paused_s = await self._send(admin, source, version, hashed)
                 compared = await self._compare(admin, source, version) if due else {}

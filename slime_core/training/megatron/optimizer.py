@@ -14,7 +14,6 @@ from megatron.core.optimizer import OptimizerConfig, clip_grads, get_megatron_op
 from slime_core.training.megatron.model import MegatronModel
 from slime_core.training.torch_backend.optimizer import lr_factor
 
-TORCHS_OWN = (torch.optim.Adam, torch.optim.AdamW)
 NO_PARAMETER = "none"
 """In place of a parameter among an optimiser's states, where there is none."""
 
@@ -98,7 +97,7 @@ class Optimizer:
                 for parameter in group["params"]:
                     state = part.optimizer.state[parameter]
                     if not state:
-                        if isinstance(part.optimizer, TORCHS_OWN):  # Transformer-Engine's counts for all together
+                        if isinstance(part.optimizer, torch.optim.Adam):  # Transformer-Engine's counts for all together
                             state["step"] = torch.zeros((), dtype=torch.float32)
                         state["exp_avg"] = torch.zeros_like(parameter)
                         state["exp_avg_sq"] = torch.zeros_like(parameter)

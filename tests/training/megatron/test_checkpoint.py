@@ -17,14 +17,19 @@ def both(ranks, name):
     return load_file(after.with_name(f"{name}_rank0_before.safetensors")), load_file(after)
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_checkpoint_is_loaded_in_any_layout_and_the_run_goes_on(name, two_ranks):
-    saved, unbroken = both(two_ranks, "saved")
-    loaded, after = both(two_ranks, name)
+def check_resumed(ranks, name, saved_name):
+    """A case has what was saved, and trains from there what the case that saved it does."""
+    saved, unbroken = both(ranks, saved_name)
+    loaded, after = both(ranks, name)
     assert all(torch.equal(loaded[key], saved[key]) for key in saved)
     # moments or counters that were not restored would show in the next step
     for key, value in unbroken.items():
         assert_close(after[key], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_checkpoint_is_loaded_in_any_layout_and_the_run_goes_on(name, two_ranks):
+    check_resumed(two_ranks, name, "saved")
     mine, theirs = (two_ranks.found(case)["metrics"][0] for case in (name, "saved"))
     assert mine["train/grad_norm"] == pytest.approx(theirs["train/grad_norm"], rel=1e-5)
     # two steps: the second's loss shows what the critic's own moments made of it
@@ -34,11 +39,7 @@ def test_a_checkpoint_is_loaded_in_any_layout_and_the_run_goes_on(name, two_rank
 
 @pytest.mark.parametrize("name", EXPERTS_RESUMED)
 def test_the_moments_of_experts_are_loaded_in_any_layout(name, two_ranks):
-    saved, unbroken = both(two_ranks, "experts_saved")
-    loaded, after = both(two_ranks, name)
-    assert all(torch.equal(loaded[key], saved[key]) for key in saved)
-    for key, value in unbroken.items():
-        assert_close(after[key], value, rtol=0, atol=1e-6)
+    check_resumed(two_ranks, name, "experts_saved")
 
 
 @pytest.mark.parametrize("name", ["saved", *RESUMED])

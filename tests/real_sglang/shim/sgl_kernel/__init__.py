@@ -13,7 +13,7 @@ class _Missing:
         self._name = name
 
     def __call__(self, *args, **kwargs):
-        raise NotImplementedError(f"{self._name} is a placeholder: there are no SGLang kernels on this machine")
+        raise RuntimeError(f"{self._name} is a placeholder: there are no SGLang kernels on this machine")
 
     def __getattr__(self, name):
         if name.startswith("__"):
