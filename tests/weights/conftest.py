@@ -15,6 +15,8 @@ from slime_core.engines.admin import EngineAdmin
 from slime_core.engines.client import EngineClient
 from slime_core.engines.server import EngineServer
 from slime_core.options import Options, parse
+from slime_core.weights.source import WeightSource
+from slime_core.weights.sync import WeightSync
 from tiny_model import VOCAB_SIZE, byte_tokenizer, write_model
 
 Tensors = dict[str, torch.Tensor]
@@ -98,3 +100,14 @@ async def greedy(url: str) -> tuple[list[int], list[int]]:
     async with EngineClient(url, tokenizer=byte_tokenizer(), concurrency=1, timeout_s=60) as client:
         generation = await client.generate([1, 2, 3], {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True})
     return generation.tokens.tolist(), generation.weight_versions.tolist()
+
+
+async def answer_under(
+    sync: WeightSync, url: str, source: WeightSource, version: int, largest_difference: float
+) -> list[int]:
+    """Send weights; the tokens of a greedy generation under them, checked to be of this version."""
+    metrics = await sync.send(source, version)
+    assert metrics["weights/logprob_abs_diff"] < largest_difference
+    tokens, versions = await greedy(url)
+    assert versions == [version] * 8
+    return tokens
