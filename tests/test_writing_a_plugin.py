@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from test_scaffold import install
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing_a_plugin.md"
@@ -37,7 +35,6 @@ def matches(expected: str, output: str) -> bool:
     return re.fullmatch(pattern, output.strip(), re.DOTALL) is not None
 
 
-@pytest.mark.timeout(300)
 def test_the_page_does_what_it_says(tmp_path):
     programs = {"slime": [sys.executable, "-c", "from slime_core.cli import main; raise SystemExit(main())"],
                 "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]}  # fmt: skip

@@ -19,6 +19,9 @@ import psutil
 GRACE_S = 3.0
 """How long the processes may take to notice by themselves."""
 
+DYING_S = 30.0
+"""How long a process that was killed may take to be gone."""
+
 POLL_S = 0.02
 
 
@@ -45,7 +48,7 @@ def sweep(processes: list[psutil.Process], leftovers: dict[str, Any]) -> None:
     """Remove the weights of trainers, which are dead or dying."""
     root, prefix = leftovers["SHARED_MEMORY"], leftovers["own_prefix"]()
     writers = [process.pid for process in processes if (root / f"{prefix}{process.pid}").exists()]
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + DYING_S
     while any(map(leftovers["lives"], writers)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     leftovers["remove_stale"](root)

@@ -248,11 +248,12 @@ class EngineClient:
             if time.monotonic() < deadline:
                 given_back = min(time.monotonic() - asked, spare_s)
                 deadline, spare_s = deadline + given_back, spare_s - given_back
-            if time.monotonic() + backoff > deadline:
+            if in_time := time.monotonic() + backoff <= deadline:
+                await asyncio.sleep(backoff)
+            if not in_time or time.monotonic() >= deadline:  # of a busy machine, on which it slept too long
                 raise EngineError(
                     f"no answer from {url} within {self._timeout_s:.0f} s; the last problem was {problem}"
                 )
-            await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
             self._num_retries += 1
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from slime_core.engines.router import Router
 from slime_core.errors import EngineError
@@ -69,9 +69,11 @@ class Routing:
     async def close(self) -> None:
         """End the router."""
         self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
-        async with self._lock:
+        ended = False
+        while not ended:  # a start under way ends by what it starts being stopped
             await asyncio.to_thread(self._router.stop)
+            ended = bool((await asyncio.wait([self._watching], timeout=POLL_S))[0])
+        await asyncio.to_thread(self._router.stop)
 
     async def _watch(self) -> None:
         num_failed = 0
@@ -85,9 +87,19 @@ class Routing:
             )
             async with self._lock:
                 try:
-                    await asyncio.to_thread(self._router.restart, self._worker_urls)
+                    await _to_the_end(asyncio.to_thread(self._router.restart, self._worker_urls))
                     num_failed = 0
                 except EngineError as error:
                     num_failed += 1
                     if num_failed == MAX_FAILED_RESTARTS:
                         self._problem = error
+
+
+async def _to_the_end(threaded: Coroutine[None, None, None]) -> None:
+    """Await what runs in a thread also when cancelled: the thread goes on all the same."""
+    running = asyncio.create_task(threaded)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

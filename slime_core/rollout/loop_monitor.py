@@ -31,7 +31,7 @@ class LoopMonitor:
         self._alive = threading.Event()
         self._stopped = threading.Event()
         self._reported: set[str] = set()
-        self.longest_stall_s = 0.0
+        self._longest_stall_s = 0.0
         self._thread = threading.Thread(target=self._watch, name="loop monitor", daemon=True)
 
     def __enter__(self) -> LoopMonitor:
@@ -50,15 +50,21 @@ class LoopMonitor:
 
     def take_longest_stall(self) -> float:
         """Seconds of the longest stall since the last call."""
-        longest, self.longest_stall_s = self.longest_stall_s, 0.0
+        longest, self._longest_stall_s = self._longest_stall_s, 0.0
         return longest
+
+    def _answer(self, asked: float) -> None:
+        """The loop's sign of life. It measures the stall itself: a round may end before the thread is awake."""
+        if (stall_s := time.monotonic() - asked) > LIMIT_S:
+            self._longest_stall_s = max(self._longest_stall_s, stall_s)
+        self._alive.set()
 
     def _watch(self) -> None:
         while not self._stopped.wait(LIMIT_S / 2):
             self._alive.clear()
             asked = time.monotonic()
             try:
-                self._loop.call_soon_threadsafe(self._alive.set)
+                self._loop.call_soon_threadsafe(self._answer, asked)
             except RuntimeError:  # the loop is closed
                 return
             if self._alive.wait(LIMIT_S):
@@ -72,10 +78,9 @@ class LoopMonitor:
                     logger.warning(
                         "%s has held the event loop for %.0f s and goes on.", culprit or "something", STUCK_S
                     )
-            self._note(time.monotonic() - asked, culprit)
+            self._report(time.monotonic() - asked, culprit)
 
-    def _note(self, stall_s: float, culprit: str | None) -> None:
-        self.longest_stall_s = max(self.longest_stall_s, stall_s)
+    def _report(self, stall_s: float, culprit: str | None) -> None:
         if culprit is not None and culprit not in self._reported:
             self._reported.add(culprit)
             logger.warning(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 from slime_core.weights.leftovers import SHARED_MEMORY, own_prefix
 from tiny_model import write_model
 
+LONGEST_S = 600
+"""A run that takes longer hangs: some thirty times what most take on two quiet cores."""
 MARKER = "SLIME_TEST_RUN"
 """An environment variable by which every process of a run is found again."""
 
@@ -38,13 +41,13 @@ from slime_core import hookimpl
 
 @hookimpl
 async def generate(engine, sample, sampling_params):
-    limit = 48 if sample.group_index % 2 else 4
+    limit = 200 if sample.group_index % 2 else 4
     room = limit - sample.response_length
     params = {**sampling_params, "max_new_tokens": room, "ignore_eos": True}
     sample.append_generation(await engine.generate(sample.tokens, params))
     return [sample]
 """
-"""A generator whose every second group is twelve times as long."""
+"""A generator whose every second group is fifty times as long."""
 
 
 class Run:
@@ -63,11 +66,11 @@ class Run:
                 start_new_session=True,
             )
 
-    def finish(self, timeout_s: float = 150) -> tuple[int, str]:
+    def finish(self, timeout_s: float = LONGEST_S) -> tuple[int, str]:
         """The exit code and everything printed."""
         return self.process.wait(timeout_s), self.log.read_text()
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = LONGEST_S) -> None:
         """Until the condition holds, while the run goes on."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -83,8 +86,17 @@ class Run:
                 mine = process.environ().get(MARKER) == self.marker and process.pid != self.process.pid
                 if mine and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+            except (psutil.Error, OSError):  # it has just ended, or is not ours
                 continue
+        return found
+
+    def running(self, words: str) -> list[psutil.Process]:
+        """Those of `processes` whose command line has these words."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error, OSError):
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
         return found
 
     def weights(self) -> list[Path]:
@@ -92,12 +104,19 @@ class Run:
         paths = [SHARED_MEMORY / f"{own_prefix()}{process.pid}" for process in self.processes()]
         return [path for path in paths if path.exists()]
 
-    def assert_nothing_left(self, timeout_s: float = 30) -> None:
+    def assert_nothing_left(self, timeout_s: float = 60) -> None:
         """No process of the run survives it."""
         deadline = time.monotonic() + timeout_s
         while left := self.processes():
-            assert time.monotonic() < deadline, [" ".join(p.cmdline()) for p in left]
+            assert time.monotonic() < deadline, left
             time.sleep(0.1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs, several of them in some tests: the limit is there for what hangs."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(3 * LONGEST_S))
 
 
 @pytest.fixture(scope="session")
@@ -141,6 +160,7 @@ def read_rows(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
 
     def read() -> list[dict[str, Any]]:
         path = tmp_path / "runs" / "run" / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
 
     return read

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
-import pytest
+import psutil
 from transformers import AutoModelForCausalLM
+
+from waiting import wait_until
 
 SHARDED = ("--num-trainers", "2", "--data-parallel", "fsdp2", "--async-save", "--save-interval", "1", "--save-hf", "2")
 
@@ -22,20 +22,30 @@ def complete(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").glob("step_*"))
 
 
-@pytest.mark.timeout(600)
 def test_a_sharded_run_that_is_killed_while_it_saves_resumes_from_the_last_checkpoint(start_run, read_rows, tmp_path):
     run_dir = tmp_path / "runs" / "run"
     run = start_run("--num-rollout", "1000", *SHARDED)
-    run.wait_for(lambda: bool(unfinished(run_dir)))
-    os.kill(run.process.pid, signal.SIGKILL)
+    driver = psutil.Process(run.process.pid)
+
+    def stands_still_while_it_saves() -> bool:
+        if unfinished(run_dir):
+            driver.suspend()
+            wait_until(lambda: driver.status() == psutil.STATUS_STOPPED)
+            if unfinished(run_dir):
+                return True
+            driver.resume()  # it was quicker
+        return False
+
+    run.wait_for(stands_still_while_it_saves)
+    driver.kill()
     run.process.wait()
     run.assert_nothing_left()
     left = complete(run_dir)
-    assert unfinished(run_dir), "the save was over before the kill"
+    assert unfinished(run_dir)
     assert (run_dir / "checkpoints" / "latest").resolve().name == left[-1]
     done = int(left[-1].removeprefix("step_"))
     again = start_run("--resume", "run", "--num-rollout", str(done + 2))
-    code, output = again.finish(300)
+    code, output = again.finish()
     assert code == 0, output
     again.assert_nothing_left()
     trained = [row for row in read_rows() if "reward/mean" in row]

@@ -70,7 +70,7 @@ class Run:
 
 
 def poll_until(fleet: Fleet, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline
         fleet.poll()
@@ -79,7 +79,7 @@ def poll_until(fleet: Fleet, condition: Callable[[], bool]) -> None:
 
 def test_a_start_that_hangs_is_given_up_after_a_while():
     run = Run(lambda: done.options(resources=NOWHERE).remote("nobody"))
-    fleet = Fleet(make_options("--engine-start-timeout-s", "0.1"), run, [SEAT])
+    fleet = Fleet(make_options("--engine-start-timeout-s", "2"), run, [SEAT])
     fleet.start()
     fleet.poll()
     assert run.num_ended == 0, "it has had no time"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import psutil
-
-from cluster.test_faults import FAST, rounds, servers
+from cluster.test_faults import WATCHED, kill, rounds, servers
 
 JUDGED = """
 from slime_core import hookimpl
@@ -27,15 +23,17 @@ async def reward(args, sample, engine):
 """
 
 
+def judges(run):
+    """The judge's server process."""
+    return [process for process in servers(run) if process in run.running("judge_0.port")]
+
+
 def test_a_frozen_model_answers_the_same_all_along_and_is_started_again(start_run, read_rows, tmp_path, model_dir):
     (tmp_path / "judged.py").write_text(JUDGED)
-    words = ["--frozen-model", f"judge={model_dir}", "--reward", "./judged.py", "--reward-timeout-s", "60", *FAST]
+    words = ["--frozen-model", f"judge={model_dir}", "--reward", "./judged.py", "--reward-timeout-s", "600", *WATCHED]
     run = start_run("--num-rollout", "12", *words)
     run.wait_for(lambda: len(rounds(read_rows())) >= 2)
-    killed = [process for process in servers(run) if "judge_0.port" in " ".join(process.cmdline())]
-    assert len(killed) == 1
-    with contextlib.suppress(psutil.Error):
-        killed[0].kill()
+    assert kill(run, judges) == 1
     code, output = run.finish()
     assert code == 0, output
     done = rounds(read_rows())

@@ -23,7 +23,7 @@ def test_a_run_interrupted_in_a_step_that_does_not_end_leaves_no_weights(start_r
     run.wait_for((tmp_path / "stuck").exists)
     [weights] = run.weights()
     run.process.send_signal(signal.SIGINT)
-    code, output = run.finish(60)
+    code, output = run.finish()
     assert code == 130, output
     run.assert_nothing_left()
     assert not weights.exists()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from slime_core.engines.embedded.engine import Engine
 from slime_core.engines.embedded.language_model import LanguageModel, load_language_model
+from waiting import wait_until
 
 PAD, EOS, VOCAB_SIZE, CONTEXT = 256, 257, 288, 2048
 
@@ -79,20 +79,6 @@ def engine(language_model: LanguageModel) -> Iterator[Engine]:
     engine.stop()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Poll a condition; fails when it does not come true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"nothing happened within {timeout_s} s")
-        time.sleep(0.01)
-
-
-@pytest.fixture(name="wait_until")
-def wait_until_fixture() -> Callable[..., None]:
-    return wait_until
-
-
 @dataclass
 class ServerUnderTest:
     """An engine server and the model it serves; calls return (status, JSON or text)."""
@@ -125,6 +111,10 @@ class ServerUnderTest:
     def idle(self) -> bool:
         """Whether nothing runs or waits (both kinds of engine flush only then)."""
         return self.post("/flush_cache", {})[0] == 200
+
+    def num_running(self) -> int:
+        """Requests that have left the queue."""
+        return sum(load["num_running_reqs"] for load in self.get("/v1/loads")[1]["loads"])
 
     @staticmethod
     def _call(request: urllib.request.Request) -> tuple[int, Any]:

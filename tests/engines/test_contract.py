@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from waiting import wait_until
 
 PROMPT = [10, 50, 60, 70, 80, 90, 100]
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 LONG = {"temperature": 1.0, "max_new_tokens": 1000, "ignore_eos": True}
 
 Server = Any
-WaitUntil = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +27,10 @@ def clean(server: Server) -> Iterator[None]:
     server.post("/continue_generation", {})
 
 
-def generating(server: Server, wait_until: WaitUntil, **body: Any) -> Any:
+def generating(server: Server, **body: Any) -> Any:
     """Start a long request on another thread and return its future once it runs."""
     future = server.later("/generate", {"input_ids": PROMPT, "sampling_params": LONG, "return_logprob": True} | body)
-    wait_until(lambda: not server.idle())
+    wait_until(lambda: future.done() or server.num_running())
     return future
 
 
@@ -159,8 +160,8 @@ def test_stop_token_ends_the_answer_and_stays_in_ids(server: Server) -> None:
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": token}
 
 
-def test_abort_by_name_answers_with_the_partial_tokens(server: Server, wait_until: WaitUntil) -> None:
-    future = generating(server, wait_until, rid="mine")
+def test_abort_by_name_answers_with_the_partial_tokens(server: Server) -> None:
+    future = generating(server, rid="mine")
     assert server.post("/abort_request", {"rid": "mine"}) == (200, "")
     status, answer = future.result()
     meta = answer["meta_info"]
@@ -169,14 +170,14 @@ def test_abort_by_name_answers_with_the_partial_tokens(server: Server, wait_unti
     assert len(answer["output_ids"]) == meta["completion_tokens"] == len(meta["output_token_logprobs"]) < 1000
 
 
-def test_abort_of_an_unknown_name_is_fine_and_hits_nobody(server: Server, wait_until: WaitUntil) -> None:
-    future = generating(server, wait_until, rid="mine_too")
+def test_abort_of_an_unknown_name_is_fine_and_hits_nobody(server: Server) -> None:
+    future = generating(server, rid="mine_too")
     assert server.post("/abort_request", {"rid": "mine"}) == (200, "")
     assert future.result()[1]["meta_info"]["finish_reason"]["type"] == "length"
 
 
-def test_abort_all(server: Server, wait_until: WaitUntil) -> None:
-    futures = [generating(server, wait_until) for _ in range(3)]
+def test_abort_all(server: Server) -> None:
+    futures = [generating(server) for _ in range(3)]
     server.post("/abort_request", {"abort_all": True})
     ended = {future.result()[1]["meta_info"]["finish_reason"]["type"] for future in futures}
     assert "abort" in ended and ended <= {"abort", "length"}
@@ -199,8 +200,9 @@ def events_of(answer: http.client.HTTPResponse) -> list[str]:
 
 
 def test_a_stream_tells_all_so_far_in_every_event_and_the_whole_answer_in_the_last(server: Server) -> None:
-    whole = server.generate(input_ids=PROMPT, sampling_params=GREEDY, return_logprob=True)
-    connection, answer = stream_of(server, sampling_params=GREEDY)
+    params = {**GREEDY, "max_new_tokens": 100}  # what comes at once is told at once
+    whole = server.generate(input_ids=PROMPT, sampling_params=params, return_logprob=True)
+    connection, answer = stream_of(server, sampling_params=params)
     *events, done = events_of(answer)
     connection.close()
     assert (answer.status, done) == (200, "[DONE]")
@@ -244,7 +246,7 @@ def test_a_bad_request_for_a_stream_is_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_disconnect_aborts(server: Server, wait_until: WaitUntil, stream: bool) -> None:
+def test_disconnect_aborts(server: Server, stream: bool) -> None:
     if server.real:
         pytest.skip("SGLang ends a paused request only when it goes on, where it might have ended by itself")
     address = urlsplit(server.url)
@@ -260,8 +262,8 @@ def test_disconnect_aborts(server: Server, wait_until: WaitUntil, stream: bool) 
     assert server.idle()
 
 
-def test_pause_abort_ends_what_runs_and_queues_what_comes(server: Server, wait_until: WaitUntil) -> None:
-    running = generating(server, wait_until)
+def test_pause_abort_ends_what_runs_and_queues_what_comes(server: Server) -> None:
+    running = generating(server)
     status, answer = server.post("/pause_generation", {})
     assert (status, answer) == (200, {"message": "Generation paused successfully.", "status": "ok"})
     assert running.result()[1]["meta_info"]["finish_reason"]["type"] in ("abort", "length")
@@ -282,11 +284,9 @@ def test_unknown_pause_mode_is_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_update_while_paused_gives_one_answer_with_two_versions(
-    server: Server, wait_until: WaitUntil, mode: str
-) -> None:
+def test_update_while_paused_gives_one_answer_with_two_versions(server: Server, mode: str) -> None:
     server.post("/update_weight_version", {"new_version": "before", "abort_all_requests": False})
-    future = generating(server, wait_until)
+    future = generating(server)
     server.post("/pause_generation", {"mode": mode})
     update = {"model_path": server.other_model_dir, "weight_version": "after", "flush_cache": mode == "retract"}
     status, answer = server.post("/update_weights_from_disk", update)
@@ -305,8 +305,8 @@ def test_update_while_paused_gives_one_answer_with_two_versions(
     )
 
 
-def test_flush_is_refused_while_busy(server: Server, wait_until: WaitUntil) -> None:
-    generating(server, wait_until)
+def test_flush_is_refused_while_busy(server: Server) -> None:
+    generating(server)
     server.post("/pause_generation", {"mode": "in_place"})
     assert server.post("/flush_cache", {}) == (400, "Flush cache failed.\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from slime_core.engines.embedded.language_model import LanguageModel
 from slime_core.engines.embedded.prefill import first_of_each, prefill_groups
 from slime_core.engines.embedded.request import Output, Request, SamplingParams
 from slime_core.engines.embedded.scheduler import Scheduler
+from waiting import wait_until
 
-WaitUntil = Callable[..., None]
 EOS = 257
 
 
@@ -153,7 +153,7 @@ def test_memory_bounds_how_many_run_together(language_model: LanguageModel) -> N
     assert [len(output.output_ids) for _, output in scheduler.take_finished()] == [50] * 6
 
 
-def test_abort_returns_what_was_generated(engine: Engine, wait_until: WaitUntil) -> None:
+def test_abort_returns_what_was_generated(engine: Engine) -> None:
     futures = submit(engine, prompts_of([5, 6]), [SamplingParams(max_new_tokens=2000, ignore_eos=True)] * 2)
     wait_until(lambda: engine.load().result().running_tokens > 30)
     engine.abort(rid="0")
@@ -176,12 +176,10 @@ def test_requests_wait_while_paused_and_can_be_aborted_there(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_weights_change_in_the_middle_of_an_answer(
-    engine: Engine, other_model_dir: Path, wait_until: WaitUntil, mode: str
-) -> None:
+def test_weights_change_in_the_middle_of_an_answer(engine: Engine, other_model_dir: Path, mode: str) -> None:
     """After a retraction the later log-probabilities are the new model's own; in place, old keys and values stay."""
     prompts = prompts_of([6, 20, 9])
-    params = [SamplingParams(max_new_tokens=500, ignore_eos=True)] * 3
+    params = [SamplingParams(max_new_tokens=1500, ignore_eos=True)] * 3
     futures = submit(engine, prompts, params)
     wait_until(lambda: engine.load().result().running_tokens > 100)
     engine.pause(mode).result()
@@ -191,23 +189,21 @@ def test_weights_change_in_the_middle_of_an_answer(
     for prompt, future in zip(prompts, futures, strict=True):
         output = future.result()
         (old, start, change), (new, middle, end) = output.versions
-        assert (old, start, middle, new, end) == ("default", 0, change, "new", 500)
+        assert (old, start, middle, new, end) == ("default", 0, change, "new", 1500)
         expected = reference_logprobs(new_model, prompt, output.output_ids)[change:]
         differences = [abs(a - b) for a, b in zip(output.output_logprobs[change:], expected, strict=True)]
         # the first token after an in-place change already comes from mixed keys and values
         assert max(differences) < 1e-4 if mode == "retract" else max(differences) > 1e-4
 
 
-def test_an_update_waits_for_running_requests_and_holds_new_ones_back(
-    engine: Engine, other_model_dir: Path, wait_until: WaitUntil
-) -> None:
-    running = submit(engine, prompts_of([5]), [SamplingParams(max_new_tokens=300, ignore_eos=True)])[0]
+def test_an_update_waits_for_running_requests_and_holds_new_ones_back(engine: Engine, other_model_dir: Path) -> None:
+    running = submit(engine, prompts_of([5]), [SamplingParams(max_new_tokens=1500, ignore_eos=True)])[0]
     wait_until(lambda: engine.load().result().running == 1)
     update = engine.update_weights(str(other_model_dir), "new")
     later = submit(engine, prompts_of([5]), [SamplingParams(max_new_tokens=5, ignore_eos=True)])[0]
     update.result()
     assert running.done()
-    assert running.result().versions == [("default", 0, 300)]
+    assert running.result().versions == [("default", 0, 1500)]
     assert later.result().versions == [("new", 0, 5)]
 
 

@@ -10,13 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+from processes import gone
 from slime_core import EngineError
 from slime_core.engines.process import LOOPBACK, ServerProcess, free_port, port_is_free
 from slime_core.engines.router import Router
 from slime_core.options import parse
+from waiting import wait_until
 
 SHM = Path("/dev/shm")
 STUBBORN = """
@@ -29,26 +30,15 @@ time.sleep(600)
 
 
 def pids_in(log: Path) -> list[int]:
-    until(lambda: len(log.read_text().split()) == 2 if log.exists() else False)
+    wait_until(lambda: len(log.read_text().split()) == 2 if log.exists() else False)
     return [int(word) for word in log.read_text().split()]
-
-
-def until(condition, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.02)
-
-
-def gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids)
 
 
 def test_stop_ends_a_stubborn_server_and_its_children(tmp_path):
     server = ServerProcess("server", [sys.executable, "-c", STUBBORN], tmp_path / "log")
     pids = pids_in(tmp_path / "log")
     server.stop()
-    until(lambda: gone(pids))
+    wait_until(lambda: gone(pids))
     assert server.exit_code() is not None
 
 
@@ -63,7 +53,7 @@ def test_a_server_does_not_outlive_the_process_that_started_it(tmp_path, how):
     pids = pids_in(tmp_path / "log")
     os.kill(owner.pid, how)
     owner.wait()
-    until(lambda: gone(pids))
+    wait_until(lambda: gone(pids))
     assert gone(pids)
 
 
@@ -72,7 +62,7 @@ def test_a_server_dies_with_a_killed_supervisor(tmp_path):
     server = ServerProcess("server", [sys.executable, "-c", STUBBORN], tmp_path / "log")
     pids = pids_in(tmp_path / "log")
     os.kill(server._process.pid, signal.SIGKILL)
-    until(lambda: gone(pids[:1]))
+    wait_until(lambda: gone(pids[:1]))
     os.kill(pids[1], signal.SIGKILL)  # the grandchild is the server's own to end
     assert gone(pids[:1])
 
@@ -104,7 +94,7 @@ def test_what_a_killed_sglang_had_in_shared_memory_is_removed(tmp_path):
     command = [sys.executable, "-c", SHARING, *map(str, [*own, weights])]
     server = ServerProcess("server", command, tmp_path / "log")
     try:
-        until(lambda: (tmp_path / "log").read_text() == "ready\n")
+        wait_until(lambda: (tmp_path / "log").read_text() == "ready\n")
         server.stop()
         assert not any(path.exists() for path in own)
         assert weights.exists() and anothers.exists(), "what it only reads, and another server's, are not its to remove"
@@ -145,7 +135,7 @@ def test_a_busy_router_port_is_refused_by_number(tmp_path, model_dir):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as other:
-        until(lambda: not port_is_free(port))
+        wait_until(lambda: not port_is_free(port))
         args = parse(["--model", str(model_dir), "--router-port", str(port)]).args
         with pytest.raises(EngineError, match=f"port {port} on 127.0.0.1 is in use; give --router-port another one"):
             Router(args, [], tmp_path)

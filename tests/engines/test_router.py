@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
 from aiohttp import web
 
 from served import served
 from slime_core.engines.client import EngineClient
 from slime_core.engines.process import free_port
 from slime_core.engines.router import Router
+from slime_core.engines.routing import Routing
 from slime_core.testing import make_options
 from tiny_model import byte_tokenizer
+from waiting import until
 
 
 class Worker:
@@ -105,6 +107,13 @@ async def test_a_prompt_goes_to_an_engine_that_reads_it_and_one_that_generates(t
     assert all(worker.seen for worker in generating), "both take part"
 
 
+def kill(router: Router) -> None:
+    """As the system might."""
+    for child in psutil.Process(router.process._process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
 async def test_engines_that_stand_still_stay_in_the_router(tmp_path):
     async with routed(tmp_path) as (workers, router, client):
         for worker in workers:
@@ -127,7 +136,6 @@ async def test_requests_of_an_engine_that_dies_are_answered_by_the_others(tmp_pa
         assert all(sum(worker.served[n] for worker in workers) >= 1 for n in range(60))
 
 
-@pytest.mark.timeout(120)
 async def test_a_router_that_is_killed_and_started_again_loses_nothing(tmp_path):
     port = str(free_port())
     async with routed(tmp_path, "--router-port", port) as (workers, router, client):
@@ -135,8 +143,7 @@ async def test_a_router_that_is_killed_and_started_again_loses_nothing(tmp_path)
             worker.slow_s = 0.2
         asking = [asyncio.create_task(ask(client, n)) for n in range(100)]
         await asyncio.sleep(0.1)
-        for child in psutil.Process(router.process._process.pid).children(recursive=True):
-            child.kill()
+        kill(router)
         await asyncio.to_thread(router.stop)
         urls = client._worker_urls
         again = await asyncio.to_thread(Router, make_options("--router-port", port), urls, tmp_path)
@@ -144,3 +151,26 @@ async def test_a_router_that_is_killed_and_started_again_loses_nothing(tmp_path)
             assert await asyncio.gather(*asking) == list(range(100))
         finally:
             await asyncio.to_thread(again.stop)
+
+
+async def test_closing_ends_a_router_that_is_being_started(tmp_path, monkeypatch):
+    launch, begun, free, launched = Router._launch, threading.Event(), threading.Event(), threading.Event()
+
+    def launch_slowly(router):
+        begun.set()
+        free.wait(60)
+        process = launch(router)
+        launched.set()
+        return process
+
+    async with routed(tmp_path) as (_, router, client):
+        monkeypatch.setattr(Router, "_launch", launch_slowly)
+        routing = Routing(make_options(), router, client._worker_urls)
+        kill(router)
+        await until(begun.is_set)
+        closing = asyncio.create_task(routing.close())
+        await asyncio.wait([closing], timeout=0.5)
+        free.set()
+        await closing
+        await until(launched.is_set)
+        await until(lambda: router.process.exit_code() is not None, timeout_s=10)

@@ -13,6 +13,7 @@ from slime_core.engines.process import ServerProcess
 from slime_core.engines.server import EngineServer, ready
 from slime_core.errors import EngineError, OptionError
 from slime_core.options import parse, write_options
+from waiting import wait_until
 
 GIVEN = ["--sglang-attention-backend", "torch_native", "--sglang-enable-metrics", "--sglang-cuda-graph-bs", "1", "2"]
 
@@ -94,7 +95,7 @@ class Healthy(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_another_program_on_its_port_is_not_taken_for_the_engine(model_dir, tmp_path, wait_until):
+def test_another_program_on_its_port_is_not_taken_for_the_engine(model_dir, tmp_path):
     python, first = tmp_path / "python", tmp_path / "first"
     python.write_text(STAND_IN.format(python=sys.executable, first=first))
     python.chmod(0o755)

@@ -30,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("SLIME_SGLANG_PYTHON", sys.executable)
 FP8_SINCE = (8, 9)
 """Compute capability from which a GPU multiplies in FP8."""
-pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -102,7 +102,7 @@ async def test_weights_of_an_expert_that_got_lost_are_found_out(make_sync, exper
 
 def test_a_run_trains_a_mixture_of_experts(start_run, read_rows, experts):  # noqa: F811
     run = start_run("--num-rollout", "3", *sglang_words(experts[0]))
-    code, output = run.finish(400)
+    code, output = run.finish()
     assert code == 0, output
     done = rounds(read_rows())
     assert [row["step"] for row in done] == [0, 1, 2]

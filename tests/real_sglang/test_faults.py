@@ -34,7 +34,7 @@ def test_a_run_whose_servers_are_killed_and_hung_ends_well(start_run, read_rows,
     words += ["--engine-health-interval-s", "1", "--engine-health-timeout-s", "10", "--n-samples-per-prompt", "8"]
     words += ["--weight-transport", transport]
     run = start_run("--num-rollout", str(NUM_ROUNDS), "--max-response-tokens", "200", *words)
-    run.wait_for(lambda: rounds(read_rows()), timeout_s=300)
+    run.wait_for(lambda: rounds(read_rows()))
     started, num_kills, num_hangs = time.monotonic(), 0, 0
     while run.process.poll() is None and time.monotonic() - started < 500:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -45,7 +45,7 @@ def test_a_run_whose_servers_are_killed_and_hung_ends_well(start_run, read_rows,
             with contextlib.suppress(psutil.Error):
                 random.choice(alive).send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
                 num_hangs, num_kills = num_hangs + hang, num_kills + (not hang)
-    code, output = run.finish(600)
+    code, output = run.finish()
     assert code == 0, output
     rows = read_rows()
     assert_nothing_lost_or_doubled(rows, tmp_path)

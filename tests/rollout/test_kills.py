@@ -70,7 +70,6 @@ def run_killed(run_dir: Path, flags: list[str], num_kills: int, seed: int) -> No
     assert start(run_dir, flags).wait(120) == 0
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", [[], AHEAD, SURPLUS, [*SURPLUS, "--partial-rollout", "--max-staleness", "100"]])
 def test_a_killed_and_resumed_rollout_trains_what_an_unbroken_one_does(

@@ -7,7 +7,7 @@ from slime_core.rollout import loop_monitor
 BLOCKS = """
 import time
 def work():
-    time.sleep(0.4)
+    time.sleep(1)
 
 @hookimpl
 async def generate(sample):
@@ -26,7 +26,7 @@ async def test_a_plugin_that_blocks_the_loop_is_named_once(make_args, open_manag
     named = [r.getMessage() for r in caplog.records if "held the event loop" in r.getMessage()]
     assert len(named) == 1
     assert "plugin 'sleepy' (" in named[0] and "sleepy.py" in named[0]
-    assert metrics["perf/event_loop_stall_max_s"] > 0.3
+    assert metrics["perf/event_loop_stall_max_s"] > 0.5
 
 
 async def test_a_plugin_that_may_never_let_go_is_named_while_it_holds_the_loop(

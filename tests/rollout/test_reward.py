@@ -1,14 +1,17 @@
 """Rewards: weights, dicts, whole groups, and graders that fail in every way, which is never a reward of 0."""
 
 import asyncio
+import contextlib
 import os
 import time
 
 import psutil
 import pytest
 
+from processes import grandchildren, living
 from slime_core import DataError, Sample, Status
 from slime_core.rollout.tally import Tally
+from waiting import until
 
 
 def finished(**fields):
@@ -178,32 +181,19 @@ async def test_a_hanging_grader_does_not_stop_the_others_or_the_loop(make_args, 
 
 async def test_cancelling_kills_the_grader_and_closing_leaves_no_process(make_args, open_manager, plugin_file):
     hang = plugin_file("hang", "@hookimpl\ndef reward(sample):\n    while True: pass")
-    before = set(psutil.Process().children(recursive=True))
+    before = grandchildren()
     async with open_manager(make_args("--reward", hang, "--reward-timeout-s", "60")) as manager:
         task = asyncio.create_task(manager._rewards.score_sample(finished(), Tally()))
-        busy = await until(lambda: [p for p in children() - before if p.cpu_times().user > 0.5])
+        busy = await until(lambda: {process for process in grandchildren() - before if is_busy(process)})
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await until(lambda: not busy[0].is_running())
+        await until(lambda: not living(busy))
         assert task.cancelled()
-    # The fork server and the resource tracker stay with this process, idle, and end with it.
-    left = [
-        p for p in children() - before if not any(name in " ".join(p.cmdline()) for name in ("forkserver", "tracker"))
-    ]
-    assert left == []
+    # the fork server, their parent, stays with this process, idle, and ends with it
+    await until(lambda: grandchildren() <= before)
 
 
-def children():
-    alive = set()
-    for process in psutil.Process().children(recursive=True):
-        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            alive.add(process)
-    return alive
-
-
-async def until(condition, timeout_s=30.0):
-    deadline = time.monotonic() + timeout_s
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "the condition never held"
-        await asyncio.sleep(0.02)
-    return result
+def is_busy(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cpu_times().user > 0.5
+    return False

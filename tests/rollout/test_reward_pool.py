@@ -9,8 +9,10 @@ import time
 import psutil
 import pytest
 
+from processes import grandchildren, running
 from slime_core.rollout.reward_pool import STUCK_S, RewardFailure, RewardPool
 from slime_core.testing import make_sample
+from waiting import until
 
 BY_ANSWER = """
 import ctypes, os, pickle, subprocess, sys, time
@@ -184,8 +186,7 @@ async def test_a_dead_worker_is_replaced(open_pool, grade):
 async def test_what_a_killed_grader_started_is_killed_with_it(open_pool, grade):
     pool = open_pool("--reward-workers", "1")
     assert "took longer" in await grade(pool, "child")
-    await asyncio.sleep(0.2)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "271828"]]
+    await until(lambda: not running("sleep", "271828"))
 
 
 async def test_what_a_dead_grader_started_is_killed(open_pool, grade):
@@ -195,7 +196,7 @@ async def test_what_a_dead_grader_started_is_killed(open_pool, grade):
     await asyncio.sleep(0.05)
     time.sleep(0.5)  # the loop is held: the process has been reaped when it looks
     assert "exit code 7" in await grading
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "314159"]]
+    await until(lambda: not running("sleep", "314159"))
 
 
 OWNER = """
@@ -254,7 +255,7 @@ async def test_a_plugin_that_only_fails_in_the_workers_is_named_for_every_sample
 
 
 async def test_closing_cancels_what_waits_and_leaves_no_worker(open_pool, grade):
-    before = workers()
+    before = grandchildren()
     pool = open_pool("--reward-workers", "2")
     await grade(pool, "warm")
     tasks = [asyncio.create_task(grade(pool, "hang")) for _ in range(8)]
@@ -262,15 +263,7 @@ async def test_closing_cancels_what_waits_and_leaves_no_worker(open_pool, grade)
     pool.close()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert all(task.cancelled() for task in tasks)
-    assert workers() <= before
-
-
-def workers():
-    """Living grandchildren: the fork server, which stays until this process ends, is the only child that has any."""
-    found = set()
-    for child in psutil.Process().children():
-        found |= {p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
-    return found
+    await until(lambda: grandchildren() <= before)
 
 
 async def test_a_number_of_the_plugins_own_type_is_a_number(open_pool, grade):

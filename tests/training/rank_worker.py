@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from meeting import meet
 from safetensors.torch import save_file
 
 from conftest import make_shard, random_samples
@@ -20,15 +21,15 @@ PROBE = list(range(60, 80))
 def main() -> None:
     """Train this rank's share of every round and write its metrics and checksums."""
     job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    out = Path(sys.argv[1]).parent
     trainer = TorchTrainer(
         parse(job["flags"]).args,
         rank=rank,
         world_size=len(job["shares"][0]),
         master_address="127.0.0.1",
-        master_port=job["port"],
+        master_port=meet(out / "port", rank),
         device="cpu",
     )
-    out = Path(sys.argv[1]).parent
     metrics = []
     try:
         if "load" in job:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from slime_core.training.ranks import Ranks
 from slime_core.training.torch_backend.checkpoint import load, saved_shapes
 
-pytestmark = pytest.mark.timeout(600)  # several jobs a test, each of two processes that load torch anew
+pytestmark = pytest.mark.timeout(1800)  # several jobs a test, each of two processes that load torch anew
 
 ALONE = Ranks(0, 1, torch.device("cpu"), grouped=False)
 FSDP2 = ("--data-parallel", "fsdp2")

@@ -227,10 +227,10 @@ async def test_an_agent_in_an_endless_loop_is_refused_and_its_sample_truncated(p
 
 
 async def test_an_agent_that_never_ends_is_given_up_with_what_it_did(playing, make_session, asking):
-    session = make_session(timeout_s=0.3)
+    session, request = make_session(timeout_s=0.3), asking("go")
+    turn = await session.begin(request)  # before its time runs
     running = asyncio.create_task(session.run(playing("a start"), session.prototype))
-    request = asking("go")
-    await session.generate(await session.begin(request), request)
+    await session.generate(turn, request)
     (sample,) = await running
     assert (sample.status, sample.response) == (Status.TRUNCATED, "a start")
     with pytest.raises(Refusal, match="over"):

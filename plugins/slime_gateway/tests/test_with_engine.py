@@ -120,32 +120,40 @@ async def test_agents_on_the_embedded_engine_are_recorded_token_by_token(engine_
     assert len({tuple(sample.tokens.tolist()) for sample in samples}) == len(samples)
 
 
-def run_slime(directory: Path, model_dir: Path, agent_file: Path, *words: str) -> subprocess.Popen:
-    prompts = directory / "prompts.jsonl"
+@pytest.fixture
+def run_slime(tmp_path, model_dir, agent_file):
+    """`run_slime("--num-rollout", "3")`: a run with the agent, which does not outlive the test."""
+    prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"question {i}", "label": str(i)}) + "\n" for i in range(20)))
-    command = [
-        sys.executable,
-        "-m",
-        "slime_core.cli",
-        "train",
-        "--model",
-        str(model_dir),
-        "--prompt-data",
-        str(prompts),
-    ]
-    command += ["--generate", "gateway", "--gateway-agent", agent_file.name, "--apply-chat-template"]
-    command += ["--rollout-batch-size", "3", "--n-samples-per-prompt", "2", "--max-response-tokens", "200"]
-    command += ["--num-rollout", "3", "--run-name", "run", "--lr", "1e-3", *words]
-    with (directory / "output.log").open("w") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            command, cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+    runs = []
+
+    def start(*words: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "slime_core.cli", "train"]
+        command += ["--model", str(model_dir), "--prompt-data", str(prompts)]
+        command += ["--generate", "gateway", "--gateway-agent", agent_file.name, "--apply-chat-template"]
+        command += ["--rollout-batch-size", "3", "--n-samples-per-prompt", "2", "--max-response-tokens", "200"]
+        command += ["--partial-rollout", "--max-staleness", "1", "--over-sampling-batch-size", "5"]
+        command += ["--num-rollout", "3", "--run-name", "run", "--lr", "1e-3", *words]
+        with (tmp_path / "output.log").open("w") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            runs.append(
+                subprocess.Popen(
+                    command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                )
+            )
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
 
 
 def rows(directory: Path) -> list[dict]:
     path = directory / "runs" / "run" / "metrics.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
     return [row for row in found if "train/loss" in row]
 
 
@@ -153,12 +161,8 @@ def agent_processes(agent_file: Path) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if str(agent_file) in (p.info["cmdline"] or [])]
 
 
-def test_a_run_trains_an_agent_and_its_tokens_are_those_the_trainer_sees(tmp_path, model_dir, agent_file):
-    run = run_slime(
-        tmp_path, model_dir, agent_file,
-        "--partial-rollout", "--max-staleness", "1", "--over-sampling-batch-size", "5", "--save-samples",
-    )  # fmt: skip
-    code = run.wait(150)
+def test_a_run_trains_an_agent_and_its_tokens_are_those_the_trainer_sees(tmp_path, run_slime, agent_file):
+    code = run_slime("--save-samples").wait(600)
     assert code == 0, (tmp_path / "output.log").read_text()
     trained = rows(tmp_path)
     assert [row["step"] for row in trained] == [0, 1, 2]
@@ -169,20 +173,20 @@ def test_a_run_trains_an_agent_and_its_tokens_are_those_the_trainer_sees(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_agent_behind_and_resumes(tmp_path, model_dir, agent_file):
-    words = ("--partial-rollout", "--max-staleness", "1", "--over-sampling-batch-size", "5", "--save-interval", "1")
-    run = run_slime(tmp_path, model_dir, agent_file, "--num-rollout", "1000", *words)
-    deadline = time.monotonic() + 150
+@pytest.mark.timeout(1500)
+def test_a_killed_run_leaves_no_agent_behind_and_resumes(tmp_path, run_slime, agent_file):
+    run = run_slime("--num-rollout", "1000", "--save-interval", "1")
+    deadline = time.monotonic() + 600
     while len(rows(tmp_path)) < 3:
         assert run.poll() is None and time.monotonic() < deadline, (tmp_path / "output.log").read_text()
         time.sleep(0.05)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while left := agent_processes(agent_file):
-        assert time.monotonic() < deadline, [p.cmdline() for p in left]
+        assert time.monotonic() < deadline, left
         time.sleep(0.1)
     last = len(rows(tmp_path)) + 2
-    again = run_slime(tmp_path, model_dir, agent_file, "--resume", "run", "--num-rollout", str(last), *words)
-    assert again.wait(150) == 0, (tmp_path / "output.log").read_text()
+    again = run_slime("--resume", "run", "--num-rollout", str(last), "--save-interval", "1")
+    assert again.wait(600) == 0, (tmp_path / "output.log").read_text()
     assert [row["step"] for row in rows(tmp_path)][-1] == last - 1

@@ -61,18 +61,20 @@ class Service:
         """
         deadline = time.monotonic() + self._options.deadline_s
         content = json.dumps(body).encode()
-        backoff_s, problem = FIRST_BACKOFF_S, "it was too busy to take the request"
+        backoff_s, said = FIRST_BACKOFF_S, ""
+        problem = "it was too busy to take the request"
         try:
             async with asyncio.timeout(self._options.deadline_s):
                 while True:
-                    problem, wait_s = "it did not answer", 0.0
                     async with self._slots:
                         if self._limiter is not None:
                             await self._limiter.acquire()
+                        problem = said or "it did not answer"
                         try:
                             return await self._post_once(content)
                         except _Passing as passing:
-                            problem, wait_s = str(passing), passing.wait_s
+                            problem = said = str(passing)
+                            wait_s = passing.wait_s
                     wait_s = max(wait_s, backoff_s * random.uniform(0.5, 1.0))
                     if time.monotonic() + wait_s >= deadline:
                         raise TimeoutError

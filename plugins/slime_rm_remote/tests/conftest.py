@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from aiohttp.test_utils import TestServer
 class ScriptedService:
     """Answers the n-th request with the n-th entry, the last one ever after.
 
-    An entry is a JSON value, a function from the body to one, or a tuple: HTTP status, text and perhaps headers.
+    An entry is a JSON value, a function (perhaps async) from the body to one, or a tuple: HTTP status, text and perhaps
+    headers.
     """
 
-    def __init__(self, script: tuple[Any, ...], delay_s: float) -> None:
+    def __init__(self, script: tuple[Any, ...], delay_s: float, hold_until: int) -> None:
         self._script = script
         self._delay_s = delay_s
+        self._hold_until, self._several = hold_until, asyncio.Event()
         self.bodies: list[Any] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -39,21 +42,28 @@ class ScriptedService:
         self.paths.append(request.path)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
+        if self.under_way >= self._hold_until:
+            self._several.set()
+        await self._several.wait()
         await asyncio.sleep(self._delay_s)
         self.under_way -= 1
         if isinstance(entry, tuple):
             status, text, *headers = entry
             return web.Response(status=status, text=text, headers=headers[0] if headers else None)
-        return web.json_response(entry(body) if callable(entry) else entry)
+        value = entry(body) if callable(entry) else entry
+        return web.json_response(await value if inspect.isawaitable(value) else value)
 
 
 @pytest.fixture
 async def serve():
-    """`service = await serve(entry, ...)`: a running service, stopped when the test ends."""
+    """`service = await serve(entry, ...)`: a running service, stopped when the test ends.
+
+    It holds its answers until `hold_until` requests have been under way at once.
+    """
     services = []
 
-    async def start(*script: Any, delay_s: float = 0.0) -> ScriptedService:
-        services.append(ScriptedService(script, delay_s))
+    async def start(*script: Any, delay_s: float = 0.0, hold_until: int = 0) -> ScriptedService:
+        services.append(ScriptedService(script, delay_s, hold_until))
         await services[-1].server.start_server()
         return services[-1]
 

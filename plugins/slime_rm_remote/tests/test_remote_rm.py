@@ -76,6 +76,16 @@ async def test_the_deadline_ends_the_retries_and_tells_what_the_service_said(ser
         await remote(service, "--remote-rm-deadline-s", "1").reward(make_sample("4"))
 
 
+async def test_what_the_service_said_is_told_though_it_hangs_now(serve, remote):
+    async def hang(body):
+        await asyncio.sleep(30)
+
+    service = await serve((503, "no GPU free"), hang)
+    with pytest.raises(ServiceError, match=r"within 1 s: HTTP 503: no GPU free"):
+        await remote(service, "--remote-rm-deadline-s", "1").reward(make_sample("4"))
+    assert len(service.bodies) == 2
+
+
 async def test_a_service_that_never_answers_is_given_up(serve, remote):
     service = await serve(1.0, delay_s=30)
     with pytest.raises(ServiceError, match=r"within 0\.2 s: it did not answer"):
@@ -120,7 +130,7 @@ async def test_a_cancelled_sample_does_not_harm_its_batch(serve, remote):
 
 
 async def test_no_more_requests_than_allowed_are_under_way(serve, remote):
-    service = await serve(1.0, delay_s=0.02)
+    service = await serve(1.0, delay_s=0.02, hold_until=3)
     reward = remote(service, "--remote-rm-concurrency", "3")
     await asyncio.gather(*(reward.reward(make_sample("4")) for _ in range(12)))
     assert service.most_under_way == 3

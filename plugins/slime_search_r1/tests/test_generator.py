@@ -293,6 +293,7 @@ async def test_waiting_for_a_thread_is_not_the_searchs_time(corpus_file, monkeyp
             await slow
         with pytest.raises(TimeoutError):  # the slow one still holds the only thread
             await asyncio.wait_for(asyncio.shield(quick), 0.5)
+        search._timeout_s = 20  # of its own time it may take what a busy machine needs
         free.set()
         assert [hit.document.text for hit in await quick] == ["kettle"]
     finally:

@@ -74,7 +74,6 @@ def test_the_weights_add_up():
     assert {"em", "f1", "format", "malformed_searches"} < set(result)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("tag", ["<think>", "<information>", "<answer>", "</answer>", "<search></search>"])
 def test_a_long_response_of_tags_is_graded(tag):
     """In time quadratic in its length each of these would take hours."""

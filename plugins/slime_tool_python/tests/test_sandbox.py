@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -16,7 +17,8 @@ from slime_tool_python import sandbox
 from slime_tool_python.sandbox import CodeError, Limits, missing_protection, require_protection, run_code
 
 LIMITS = Limits(timeout_s=20, memory_mib=512, disk_mib=16, max_processes=8, max_output_characters=2000)
-SHORT = Limits(timeout_s=1.5, memory_mib=512, disk_mib=16, max_processes=8, max_output_characters=2000)
+PATIENCE_S = (1.5, 6, 24)
+"""Limits of time: each for a busy machine that had not begun under the one before."""
 
 pytestmark = pytest.mark.skipif(missing_protection() is not None, reason=str(missing_protection()))
 
@@ -192,16 +194,29 @@ async def test_a_fork_bomb_stays_small():
     def watch() -> None:
         nonlocal peak
         while not done.is_set():
-            peak = max(peak, len(set(psutil.Process().children(recursive=True)) - others))
+            peak = max(peak, sum(map(lives, set(psutil.Process().children(recursive=True)) - others)))
             time.sleep(0.02)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    assert "stopped after 1.5 s" in await failure(code, SHORT)
-    done.set()
-    watcher.join()
+    try:
+        for timeout_s in PATIENCE_S:
+            assert f"stopped after {timeout_s:g} s" in await failure(code, replace(LIMITS, timeout_s=timeout_s))
+            if peak > 2:
+                break
+    finally:
+        done.set()
+        watcher.join()
     assert 2 < peak <= LIMITS.max_processes + 3
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs: while many are being killed, the dead wait for their parent."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -234,7 +249,11 @@ async def test_threads_without_end_are_bounded():
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)", "import signal\nsignal.pause()"])
 async def test_time_is_bounded_and_what_was_printed_is_kept(code):
-    assert await failure(f"print('begun')\n{code}", SHORT) == "begun\nit was stopped after 1.5 s"
+    for timeout_s in PATIENCE_S:
+        said = await failure(f"print('begun')\n{code}", replace(LIMITS, timeout_s=timeout_s))
+        if said.startswith("begun"):
+            break
+    assert said == f"begun\nit was stopped after {timeout_s:g} s"
 
 
 async def test_code_that_ignores_signals_and_leaves_children_is_gone_all_the_same():
@@ -366,6 +385,6 @@ async def test_a_sandbox_that_does_not_hold_is_refused(monkeypatch):
 # --- without the sandbox ----------------------------------------------------------------------------------------------
 async def test_without_the_sandbox_time_memory_and_output_are_still_bounded():
     assert await run_code("print(1)", LIMITS, unsafe=True) == "1"
-    assert "stopped after 1.5 s" in await failure("while True: pass", SHORT, unsafe=True)
+    assert "stopped after 1.5 s" in await failure("while True: pass", replace(LIMITS, timeout_s=1.5), unsafe=True)
     assert "MemoryError" in await failure("x = bytearray(2**32)", LIMITS, unsafe=True)
     assert "far more than" in await failure("while True: print('x' * 100_000)", LIMITS, unsafe=True)

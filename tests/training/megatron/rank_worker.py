@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slime_core.engines.process import free_port
 from slime_core.options import parse
 from slime_core.training.megatron.device import prepare_megatron
 
@@ -26,6 +25,8 @@ from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from meeting import meet  # noqa: E402
+
 from conftest import make_shard, random_samples  # noqa: E402
 from slime_core.training.megatron.loss import vocab_parallel_logprobs  # noqa: E402
 from slime_core.training.megatron.trainer import MegatronTrainer  # noqa: E402
@@ -44,25 +45,14 @@ def main() -> None:
             continue
         began = time.monotonic()
         out = path.parent / f"{case['name']}_rank{rank if alone is None else 0}"
-        where = (rank, job["size"], meet(out, rank)) if alone is None else (0, 1, 0)
+        where = (0, 1, 0)
+        if alone is None:
+            where = (rank, job["size"], meet(path.parent / f"{case['name']}.port", rank))
         found = run_case(case, *where, out)
         out.with_suffix(".json").write_text(json.dumps(found))
         print(f"{case['name']}: {time.monotonic() - began:.1f} s", flush=True)
         if "error" in found and not case.get("fails"):
             os._exit(1)  # not sys.exit, in which gloo may wait for the other rank
-
-
-def meet(out: Path, rank: int) -> int:
-    """A port that rank 0 finds free now; one that was chosen with the case may be taken by now."""
-    path = out.with_name(f"{out.name.rpartition('_rank')[0]}.port")
-    if rank == 0:
-        port = free_port()
-        path.with_suffix(".new").write_text(str(port))
-        path.with_suffix(".new").rename(path)
-        return port
-    while not path.exists():
-        time.sleep(0.01)
-    return int(path.read_text())
 
 
 def run_case(case: dict[str, Any], rank: int, size: int, port: int, out: Path) -> dict[str, Any]:

@@ -54,7 +54,6 @@ def test_tokens_keep_their_experts_in_every_layout(name, two_ranks, torch_backen
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(460)
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_tokens_keep_their_experts_on_four_ranks(name, four_ranks, torch_backend):
     check_same(four_ranks, name, torch_backend(*ROUTED))
