@@ -53,6 +53,8 @@ async def collect(args: Options, source: Source, stages: Stages) -> list[Group]:
         while len(kept) < wanted:
             while len(kept) + len(running) < wanted:
                 if fruitless_draws > args.max_refills:
+                    if running:
+                        break  # one of those may yet be kept
                     raise RolloutError(_fruitless_message(fruitless_draws, stages))
                 fruitless_draws += 1
                 drawn = await source.get_groups(draw_size)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import socket
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from slime_core.options import Options
@@ -74,6 +76,8 @@ class RewardPool:
         self._context = fork_context()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward workers")
         self._workers: set[Worker] = set()
+        self._unadopted: set[tuple[ForkServerProcess, socket.socket]] = set()
+        """Started in the thread, and not yet known to the loop."""
         self._waiting: deque[Job] = deque()
         self._seconds: dict[tuple[str, str], float] = {}
         """Moving average of what a call of each grader takes."""
@@ -109,7 +113,11 @@ class RewardPool:
                 handle.cancel()
         for task in self._starts:
             task.cancel()
-        self._thread.submit(lambda: None).result()  # a start under way ends first, and is then killed
+        self._thread.submit(lambda: None).result()  # a start under way ends first
+        for process, connection in self._unadopted:
+            process.kill()
+            process.join(5.0)
+            connection.close()
         for worker in list(self._workers):
             for job in worker.jobs:
                 job.outcome.cancel()
@@ -121,19 +129,25 @@ class RewardPool:
 
     # --- workers -----------------------------------------------------------------------------------------------------
     async def _start_worker(self) -> None:
-        started = self._loop.run_in_executor(self._thread, start_process, self._context, self._args, self._references)
         try:
-            process, connection = await asyncio.shield(started)
-        except asyncio.CancelledError:
-            started.add_done_callback(_discard)
-            raise
+            started = await asyncio.shield(self._loop.run_in_executor(self._thread, self._start))
         except Exception as error:
             self._failed_start(f"no worker process could be started: {reason_of(error)}")
             self._replace_worker()
             return
+        process, connection = started
         worker = Worker(process, self._on_reply, self._on_end)
         self._workers.add(worker)
+        self._unadopted.discard(started)
         await self._loop.create_unix_connection(lambda: worker, sock=connection)
+
+    def _start(self) -> tuple[ForkServerProcess, socket.socket]:
+        """Runs in the thread."""
+        if self._closed:
+            raise RuntimeError("the pool is closed")
+        started = start_process(self._context, self._args, self._references)
+        self._unadopted.add(started)
+        return started
 
     def _replace_worker(self) -> None:
         if not self._closed and self._broken is None:
@@ -285,11 +299,3 @@ def _settle(job: Job, result: Any, failure: str | None) -> None:
         job.outcome.set_result(result)
     else:
         job.outcome.set_exception(RewardFailure(failure))
-
-
-def _discard(started: asyncio.Future[Any]) -> None:
-    """A worker that started after the pool was closed."""
-    if not started.cancelled() and started.exception() is None:
-        process, connection = started.result()
-        process.kill()
-        connection.close()

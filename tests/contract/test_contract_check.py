@@ -117,7 +117,7 @@ def test_a_grader_that_hangs_is_failed_by_the_core_not_by_the_check(plugin):
     reference = plugin(
         "@hookimpl\ndef reward(sample):\n    while sample.response == '8**8**8**8': pass\n    return 1.0"
     )
-    findings = check(reference, ["--reward-timeout-s", "1"])
+    findings = check(reference, ["--reward-timeout-s", "4"])
     assert not any(finding.is_problem for finding in findings)
     assert any("1 were FAILED by the time or memory limit" in str(finding) for finding in findings)
 

@@ -26,7 +26,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 async def test_an_engine_that_is_gone_is_named(name):
     url = f"http://{LOOPBACK}:{free_port()}"
-    async with EngineAdmin([url], 5) as admin:
+    async with EngineAdmin([url], 120) as admin:
         with pytest.raises(EngineError, match=f"{url}/.* did not answer"):
             await getattr(admin, name)(*CALLS[name])
 

@@ -178,12 +178,12 @@ async def test_a_generator_that_swallows_its_cancellation_does_not_hold_up_the_r
     monkeypatch.setattr("slime_core.rollout.stages.CANCEL_TIMEOUT_S", 0.2)
     stubborn = """
 import asyncio
+go_on = asyncio.Event()
 @hookimpl
 async def generate(sample):
-    while sample.group_index == 0:
+    while sample.group_index == 0 and not go_on.is_set():
         try:
-            await asyncio.sleep(1)
-            break
+            await go_on.wait()
         except asyncio.CancelledError:
             pass
     sample.append([1], logprobs=[-1.0])
@@ -193,10 +193,11 @@ async def generate(sample):
     words = ["--over-sampling-batch-size", "3", "--generate", plugin_file("stubborn", stubborn)]
     async with open_manager(make_args(*words)) as manager:
         assert set((await manager.rollout(0)).shards[0].round_group_index.tolist()) == {1, 2}
-        async with asyncio.timeout(0.9):
+        async with asyncio.timeout(120):
             await manager.source.settle()
         [waiting], _ = manager.source.waiting()
         assert waiting[0].group_index == 0 and waiting[0].status is Status.PENDING
+        let_go(manager)
 
 
 async def test_an_error_does_not_wait_for_a_sibling_that_swallows_its_cancellation(
@@ -205,14 +206,15 @@ async def test_an_error_does_not_wait_for_a_sibling_that_swallows_its_cancellati
     monkeypatch.setattr("slime_core.rollout.stages.CANCEL_TIMEOUT_S", 0.2)
     stubborn = """
 import asyncio
+go_on = asyncio.Event()
 @hookimpl
 async def generate(sample):
     if sample.index == 0:
         await asyncio.sleep(0.1)
         raise ValueError("broken tool")
-    for _ in range(10):
+    while not go_on.is_set():
         try:
-            await asyncio.sleep(1)
+            await go_on.wait()
         except asyncio.CancelledError:
             pass
     sample.append([1], logprobs=[-1.0])
@@ -221,8 +223,14 @@ async def generate(sample):
 """
     async with open_manager(make_args("--generate", plugin_file("stubborn", stubborn))) as manager:
         with pytest.raises(PluginError, match="broken tool"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(120):
                 await manager.rollout(0)
+        let_go(manager)
+
+
+def let_go(manager) -> None:
+    """Let the generator `stubborn` end."""
+    manager._stages.generators.by_name["stubborn"].impl.function.__globals__["go_on"].set()
 
 
 async def test_a_generator_that_never_answers_fails_its_sample(make_args, open_manager, plugin_file):

@@ -67,7 +67,7 @@ def run_killed(run_dir: Path, flags: list[str], num_kills: int, seed: int) -> No
         assert len(trained) == len(set(trained)), "no group is trained twice"
         assert sorted([*trained, *waiting]) == list(range(counters["source"]["num_drawn"])), "none is lost"
         assert counters["num_trained"] == len(trained) and counters["num_dropped"] == 0
-    assert start(run_dir, flags).wait(120) == 0
+    assert start(run_dir, flags).wait(600) == 0
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
@@ -83,5 +83,5 @@ def test_a_killed_and_resumed_rollout_trains_what_an_unbroken_one_does(
     assert len(trained) == NUM_ROUNDS * BATCH == counters["num_trained"]
     assert sorted([*trained, *waiting]) == list(range(counters["source"]["num_drawn"]))
     if SURPLUS[0] not in words:
-        assert start(tmp_path / "unbroken", flags).wait(120) == 0
+        assert start(tmp_path / "unbroken", flags).wait(600) == 0
         assert sorted(trained_groups(tmp_path / "killed")) == sorted(trained_groups(tmp_path / "unbroken"))

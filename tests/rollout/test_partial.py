@@ -23,7 +23,8 @@ class WordEngine:
 
     def __init__(self) -> None:
         self.version = self.num_slow = 0
-        self.finish_slow, self.abort_s = False, 0.0
+        self.finish_slow, self.may_abort = False, asyncio.Event()
+        self.may_abort.set()
         self.running: dict[str, asyncio.Event] = {}
         self.asked: list[dict] = []
 
@@ -47,7 +48,7 @@ class WordEngine:
         return web.json_response({"text": "x" * count, "output_ids": [7] * count, "meta_info": meta})
 
     async def abort(self, request: web.Request) -> web.Response:
-        await asyncio.sleep(self.abort_s)
+        await self.may_abort.wait()
         for event in self.running.values():
             event.set()
         return web.Response()
@@ -114,11 +115,14 @@ async def test_an_aborted_group_waits_with_its_tokens_and_is_continued(engine, s
 
 async def test_new_weights_wait_for_requests_that_are_not_needed(engine, start):
     """Tokens that a request makes while it is being aborted would be of both weights."""
-    engine.abort_s = 0.3
+    engine.may_abort.clear()
     manager = start(PROMPTS, *PARTIAL)
     await manager.rollout(0)
-    assert any(not event.is_set() for event in engine.running.values()), "the abort is under way"
-    await manager.engines_free()
+    freeing = asyncio.create_task(manager.engines_free())
+    await asyncio.sleep(0.1)
+    assert not freeing.done() and any(not event.is_set() for event in engine.running.values())
+    engine.may_abort.set()
+    await freeing
     assert all(event.is_set() for event in engine.running.values())
     await manager.close()
 

@@ -134,7 +134,9 @@ async def test_a_group_reward_that_was_given_is_not_asked_for_again(scored, plug
 async def test_a_failed_reward_is_failed_with_its_reason(scored, plugin_file, body, reason):
     broken = plugin_file("broken", f"@hookimpl\n{body}")
     samples = [finished(), finished()]
-    tally = await scored(*samples, words=["--reward", broken, "--reward-timeout-s", "1", "--reward-memory-gib", "2"])
+    timeout_s = "1" if "longer than 1 s" in reason else "60"
+    words = ["--reward", broken, "--reward-timeout-s", timeout_s, "--reward-memory-gib", "2"]
+    tally = await scored(*samples, words=words)
     assert [s.status for s in samples] == [Status.FAILED] * 2
     assert all(s.reward is None and reason in s.failure for s in samples)
     assert tally.failed == {"broken": 2}
@@ -157,26 +159,25 @@ async def test_a_hanging_grader_does_not_stop_the_others_or_the_loop(make_args, 
         "sometimes", "@hookimpl\ndef reward(sample):\n    while sample.metadata['hang']: pass\n    return 1.0"
     )
     args = make_args("--reward", sometimes, "--reward-timeout-s", "4", "--reward-workers", "2")
-    samples = [finished(metadata={"hang": i % 4 == 0}) for i in range(8)]
+
+    async def watch(gaps):
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - before)
+
     async with open_manager(args) as manager:
         await score(manager, finished(metadata={"hang": False}))  # the workers are up
-        longest, stop = 0.0, asyncio.Event()
-
-        async def watch():
-            nonlocal longest
-            while not stop.is_set():
-                before = time.monotonic()
-                await asyncio.sleep(0.01)
-                longest = max(longest, time.monotonic() - before)
-
-        watcher = asyncio.create_task(watch())
-        tally = Tally()
-        await asyncio.gather(*(manager._rewards.score_sample(s, tally) for s in samples))
-        stop.set()
-        await watcher
-    assert [s.status is Status.FAILED for s in samples] == [i % 4 == 0 for i in range(8)]
-    assert [s.rewards.get("sometimes") for s in samples if s.status is not Status.FAILED] == [1.0] * 6
-    assert longest < 2.0, "the event loop waited for a grader"
+        for _ in range(3):  # a busy machine may stop the loop too, but not each time
+            samples, tally = [finished(metadata={"hang": i % 4 == 0}) for i in range(8)], Tally()
+            watcher = asyncio.create_task(watch(gaps := []))
+            await asyncio.gather(*(manager._rewards.score_sample(s, tally) for s in samples))
+            watcher.cancel()
+            assert [s.status is Status.FAILED for s in samples] == [i % 4 == 0 for i in range(8)]
+            assert [s.rewards.get("sometimes") for s in samples if s.status is not Status.FAILED] == [1.0] * 6
+            if max(gaps) < 2.0:
+                break
+    assert max(gaps) < 2.0, "the event loop waited for a grader"
 
 
 async def test_cancelling_kills_the_grader_and_closing_leaves_no_process(make_args, open_manager, plugin_file):

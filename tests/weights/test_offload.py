@@ -44,7 +44,7 @@ async def recording_server(num_busy: int) -> AsyncIterator[tuple[str, Calls]]:
 
 
 async def test_memory_is_released_only_once_nothing_runs():
-    async with recording_server(2) as (url, calls), EngineAdmin([url], 5) as admin:
+    async with recording_server(2) as (url, calls), EngineAdmin([url], 120) as admin:
         await Offload().release(admin)
     assert calls == [
         ("pause_generation", {"mode": "abort"}),
@@ -54,7 +54,7 @@ async def test_memory_is_released_only_once_nothing_runs():
 
 
 async def test_an_engine_that_stays_busy_is_never_told_and_goes_on():
-    async with recording_server(10**6) as (url, calls), EngineAdmin([url], 5) as admin:
+    async with recording_server(10**6) as (url, calls), EngineAdmin([url], 120) as admin:
         with pytest.raises(EngineError, match=r"does not get idle, and cannot free its memory: .*Flush cache failed"):
             await Offload(idle_timeout_s=0.3).release(admin)
     names = [name for name, _ in calls]
@@ -64,7 +64,7 @@ async def test_an_engine_that_stays_busy_is_never_told_and_goes_on():
 
 async def test_weights_come_back_before_the_rest_and_each_once():
     offload = Offload()
-    async with recording_server(0) as (url, calls), EngineAdmin([url], 5) as admin:
+    async with recording_server(0) as (url, calls), EngineAdmin([url], 120) as admin:
         await offload.take_back(admin, WEIGHTS)
         assert calls == [], "nothing was released"
         await offload.release(admin)

@@ -35,6 +35,7 @@ class AgentProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self._usable = False
+        self._closed = False
         self._num_starting = 0
         self._running: dict[str, OnEnd] = {}
         self._numbers = itertools.count()
@@ -90,6 +91,11 @@ class AgentProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Kill it, also if it is being started now."""
+        self._closed = True
+        self.kill()
+
     async def _launch(self) -> None:
         if self._reading is not None:
             await self._reading
@@ -113,6 +119,8 @@ class AgentProcess:
         finally:
             os.close(printing)
         self._process = process
+        if self._closed:
+            self.kill()
         try:
             line = await process.stdout.readline() if process.stdout is not None else b""
         except asyncio.CancelledError:

@@ -167,7 +167,7 @@ class Gateway:
     def close(self) -> None:
         """End the agents, and stop listening on the loop's next turns."""
         for process in self._processes:
-            process.kill()
+            process.close()
         if self._server is not None:
             with contextlib.suppress(RuntimeError):  # the loop has gone, and the connections with it
                 self._closing = asyncio.get_running_loop().create_task(self._server.close())

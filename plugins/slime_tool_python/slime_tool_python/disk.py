@@ -67,7 +67,7 @@ def _deleted_bytes(directory: Path, jail: int) -> tuple[int, set[Hidden]]:
     held: dict[tuple[int, int], int] = {}
     mapped: set[int] = set()
     unseen: set[Hidden] = set()
-    for process in _processes_below(jail):
+    for process in processes_below(jail):
         try:
             files, all_shown = _deleted_and_open(process)
             held |= files
@@ -81,7 +81,8 @@ def _deleted_bytes(directory: Path, jail: int) -> tuple[int, set[Hidden]]:
     return sum(held.values()), unseen
 
 
-def _processes_below(jail: int) -> Iterator[int]:
+def processes_below(jail: int) -> Iterator[int]:
+    """The children of the process `jail`, and theirs."""
     parents = [jail]
     while parents:
         children = _children(parents.pop())

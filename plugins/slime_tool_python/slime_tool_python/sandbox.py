@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slime_core import OptionError
 from slime_tool_python import jail
-from slime_tool_python.disk import outgrown
+from slime_tool_python.disk import outgrown, processes_below
 
 CODE_FILE = "code.py"
 READ_BYTES = 65_536
@@ -156,7 +156,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         async with asyncio.timeout(ENDING_S):
             await _drained(process)
     except TimeoutError:
+        # nobody can find them once their parent is gone
+        below = list(processes_below(process.pid))
         _kill(process)
+        for inside in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(inside, signal.SIGKILL)
         await _drained(process)
 
 

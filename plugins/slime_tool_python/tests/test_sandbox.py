@@ -1,6 +1,7 @@
 """Code that tries to get out, to take everything, or never to end: contained, told to the model, gone afterwards."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -350,6 +351,29 @@ async def test_a_cancelled_run_is_killed():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert set(psutil.Process().children()) <= before
+
+
+def leads_a_session(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid) == pid
+    return False
+
+
+async def test_a_jail_that_stands_still_takes_everything_with_it(monkeypatch):
+    monkeypatch.setattr(sandbox, "ENDING_S", 0.3)
+    before = set(psutil.Process().children())
+    task = asyncio.create_task(run_code("import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)", LIMITS))
+    while not (new := set(psutil.Process().children()) - before):
+        await asyncio.sleep(0.01)
+    (jailed,) = new
+    while not any(leads_a_session(process.pid) for process in jailed.children(recursive=True)):
+        await asyncio.sleep(0.01)
+    jailed.suspend()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(30):
+            await task
+    assert not jailed.is_running()  # of the others `nothing_left` knows
 
 
 async def test_runs_go_side_by_side():
