@@ -31,4 +31,5 @@ def running(*words: str) -> bool:
 
 def gone(pids: Iterable[int]) -> bool:
     """Whether none of these processes lives."""
-    return not living(process for process in psutil.process_iter() if process.pid in set(pids))
+    known = set(pids)
+    return not living(process for process in psutil.process_iter() if process.pid in known)

@@ -223,6 +223,7 @@ class EngineClient:
         The time that a lost attempt took is given back, in all at most as much as there was at first.
         """
         deadline, backoff, spare_s = time.monotonic() + self._timeout_s, FIRST_BACKOFF_S, self._timeout_s
+        problem = ""
         while not requests.stopped:
             asked = time.monotonic()
             body["rid"] = rid = uuid.uuid4().hex
@@ -241,19 +242,20 @@ class EngineClient:
                     self._leave(rid)
                 raise
             except (aiohttp.ClientError, ConnectionError, TimeoutError, orjson.JSONDecodeError) as error:
-                problem = f"{type(error).__name__}: {error}".rstrip(": ")
+                # of our own deadline there is nothing to tell where an engine has said what is wrong
+                if type(error) is not TimeoutError or not problem:
+                    problem = f"{type(error).__name__}: {error}".rstrip(": ")
             finally:
                 requests.running.discard(rid)
                 self._num_running -= 1
             if time.monotonic() < deadline:
                 given_back = min(time.monotonic() - asked, spare_s)
                 deadline, spare_s = deadline + given_back, spare_s - given_back
-            if in_time := time.monotonic() + backoff <= deadline:
-                await asyncio.sleep(backoff)
-            if not in_time or time.monotonic() >= deadline:  # of a busy machine, on which it slept too long
+            if time.monotonic() + backoff > deadline:
                 raise EngineError(
                     f"no answer from {url} within {self._timeout_s:.0f} s; the last problem was {problem}"
                 )
+            await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF_S)
             self._num_retries += 1
         return None

@@ -101,5 +101,5 @@ async def _to_the_end(threaded: Coroutine[None, None, None]) -> None:
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        await asyncio.gather(running, return_exceptions=True)
         raise

@@ -135,16 +135,18 @@ class RewardPool:
             self._failed_start(f"no worker process could be started: {reason_of(error)}")
             self._replace_worker()
             return
+        if started is None:
+            return
         process, connection = started
         worker = Worker(process, self._on_reply, self._on_end)
         self._workers.add(worker)
         self._unadopted.discard(started)
         await self._loop.create_unix_connection(lambda: worker, sock=connection)
 
-    def _start(self) -> tuple[ForkServerProcess, socket.socket]:
+    def _start(self) -> tuple[ForkServerProcess, socket.socket] | None:
         """Runs in the thread."""
         if self._closed:
-            raise RuntimeError("the pool is closed")
+            return None
         started = start_process(self._context, self._args, self._references)
         self._unadopted.add(started)
         return started

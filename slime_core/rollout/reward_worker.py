@@ -50,8 +50,8 @@ class Reply(NamedTuple):
 def serve(connection: socket.socket, args: Options, references: Sequence[str], memory_bytes: int) -> None:
     """Prepare the process, then answer every call, in order, until the connection ends."""
     os.setsid()  # what a grader starts is killed with it
-    _let_the_fork_server_end()
     _die_with_parent()
+    _let_the_fork_server_end()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is the parent's to handle
     with contextlib.suppress(ValueError, OSError):  # macOS refuses an address-space limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -136,5 +136,5 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went just before
+        if os.getppid() != parent:  # it was killed just before
             os._exit(1)

@@ -25,7 +25,8 @@ HANGS_TOO = [*WATCHED, "--engine-health-timeout-s", "4"]
 
 def supervisors(run, command):
     """The supervisors of a run's servers: their command lines stay, whatever the servers call themselves."""
-    return [process for process in run.running("supervisor.py") if process in set(run.running(command))]
+    of_command = run.running(command)
+    return [process for process in run.running("supervisor.py") if process in of_command]
 
 
 def servers(run, command="slime_core.engines.embedded"):

@@ -25,7 +25,8 @@ async def reward(args, sample, engine):
 
 def judges(run):
     """The judge's server process."""
-    return [process for process in servers(run) if process in run.running("judge_0.port")]
+    of_judge = run.running("judge_0.port")
+    return [process for process in servers(run) if process in of_judge]
 
 
 def test_a_frozen_model_answers_the_same_all_along_and_is_started_again(start_run, read_rows, tmp_path, model_dir):

@@ -200,6 +200,22 @@ async def test_the_deadline_ends_retries_and_names_the_last_problem():
             await client.generate([1], {})
 
 
+async def test_what_an_engine_said_is_told_though_the_next_one_hangs():
+    num_asked = 0
+
+    async def refuse_then_hang(request: web.Request) -> web.Response:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            await asyncio.sleep(60)
+        return web.json_response({"error": {"message": "no available workers"}}, status=503)
+
+    async with scripted_server(refuse_then_hang) as url, client_of(url, timeout_s=3.0) as client:
+        with pytest.raises(EngineError, match="the last problem was HTTP 503: no available workers"):
+            await client.generate([1], {})
+    assert num_asked == 2
+
+
 async def test_a_request_gets_the_time_back_that_its_engine_took_before_it_died():
     num_asked = 0
 

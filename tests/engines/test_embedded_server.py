@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from engines.conftest import ServerUnderTest
 from slime_core.engines.checksum import model_checksums
 from slime_core.engines.client import EngineClient
 from slime_core.engines.process import free_port
@@ -49,16 +50,20 @@ def test_a_directory_that_is_no_model_is_one_line_and_exit_code_2(tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_announces_its_port_and_stops_promptly_while_busy(
+def test_announces_its_port_and_stops_while_busy(
     start_server: Callable[..., Any], model_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     port_file = tmp_path / "port"
     process = start_server(model_dir, port_file)
     port = int(port_file.read_text())
     assert json.loads(process.stdout.readline()) == {"port": port}
+    server = ServerUnderTest(f"http://127.0.0.1:{port}", "", "", 0, 0)
     with socket.create_connection(("127.0.0.1", port)) as client:
         body = json.dumps({"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}})
         client.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_until(server.num_running)
+        server.post("/pause_generation", {"mode": "in_place"})  # it would never end by itself
+        assert not server.idle()
         process.send_signal(number)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0

@@ -25,7 +25,7 @@ def model_dir(models):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1400)
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("transport", ["disk", "broadcast"])
 def test_a_run_whose_servers_are_killed_and_hung_ends_well(start_run, read_rows, tmp_path, model_dir, transport):  # noqa: F811
     """A server takes half a minute to come back, so the next one dies a few seconds after both have."""

@@ -8,13 +8,14 @@ import pytest
 from slime_core import DataError, Status
 from slime_core.errors import CheckpointError, RolloutError
 
-# The answer is the reward. A row whose metadata `slow` is set never finishes.
+# The answer is the reward. A row whose metadata `slow` is set never finishes, one with `late_s` later.
 SCRIPTED = """
 import asyncio
 @hookimpl
 async def generate(sample):
     if sample.metadata.get("slow"):
         await asyncio.sleep(3600)
+    await asyncio.sleep(sample.metadata.get("late_s", 0))
     values = sample.metadata["rewards"]
     sample.append([1], logprobs=[-1.0], text="x", weight_version=0)
     sample.reward, sample.status = float(values[sample.index % len(values)]), Status.COMPLETED
@@ -97,6 +98,13 @@ async def test_filters_that_keep_nothing_stop_the_run_with_the_reasons(collected
     words = ["--dynamic-filter", plugin_file("std", NONZERO_STD), "--max-refills", "3"]
     with pytest.raises(RolloutError, match=r"4 draws in a row gave no group .*zero_std: 8"):
         await collected([EQUAL] * 3, *words)
+
+
+async def test_a_round_is_not_given_up_while_a_group_may_yet_be_kept(collected, plugin_file):
+    rows = [{**GOOD, "late_s": 0.5}, *[EQUAL] * 7, GOOD]
+    words = ["--dynamic-filter", plugin_file("std", NONZERO_STD), "--max-refills", "3"]
+    _, (one,) = await collected(rows, *words)
+    assert trained(one) == [0, 8]
 
 
 async def test_a_spare_group_is_used_when_too_few_remain(collected, plugin_file):

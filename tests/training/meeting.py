@@ -15,6 +15,9 @@ def meet(path: Path, rank: int) -> int:
         path.with_suffix(".new").write_text(str(port))
         path.with_suffix(".new").rename(path)
         return port
+    deadline = time.monotonic() + 1200
     while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank 0 has not told its port in {path}")
         time.sleep(0.01)
     return int(path.read_text())

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 3.0
 """How long a cancelled agent may hold on before its process is killed, and with it the other agents in there."""
+CLOSED = "--generate gateway has been closed and starts no agent."
 
 OnEnd = Callable[[Outcome], None]
 
@@ -52,11 +53,13 @@ class AgentProcess:
         """Set an agent to work on a task; `on_end` gets its outcome. Returns what `cancel` takes.
 
         Raises:
-            PluginError: when the agent cannot be loaded.
+            PluginError: when the agent cannot be loaded, or this has been closed.
         """
         self._num_starting += 1
         try:
             async with self._starting:
+                if self._closed:
+                    raise PluginError(CLOSED)
                 if not self._usable:
                     await self._launch()
         finally:
@@ -129,7 +132,9 @@ class AgentProcess:
         said = json.loads(line) if line else {"refused": f"its process exited with code {await process.wait()}"}
         if "refused" in said:
             await process.wait()
-            raise PluginError(f"the agent of --generate gateway cannot be used: {said['refused']}")
+            raise PluginError(
+                CLOSED if self._closed else f"the agent of --generate gateway cannot be used: {said['refused']}"
+            )
         self._reading = asyncio.create_task(self._read(process))
         self._usable = True
 

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import importlib.util
 import inspect
+import io
 import json
 import os
 import signal
@@ -38,7 +39,8 @@ def main(words: list[str]) -> None:
     """Serve until standard input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)  # as on a terminal: nothing is lost when it is killed
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # as on a terminal: a process that is killed has told its lines
     try:
         agent = load_function(Path(words[1]), words[2]) if words[0] == "function" else command_agent(words[1])
     except _Refused as refused:

@@ -244,6 +244,23 @@ async def test_closing_ends_every_process(start, playing):
     await until(lambda: children() <= others)
 
 
+async def test_closing_while_the_process_is_being_started_ends_it(start, playing, monkeypatch):
+    others, begin = children(), asyncio.create_subprocess_exec
+    plugin, args = start(ASK + "async def agent(task):\n    await ask(task)\n")
+
+    async def begin_and_close(*words, **settings):
+        process = await begin(*words, **settings)
+        plugin.close()
+        return process
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", begin_and_close)
+    with pytest.raises(PluginError, match="has been closed"):
+        await generate((plugin, args), playing("x"))
+    await until(lambda: children() <= others)
+    with pytest.raises(PluginError, match="has been closed"):
+        await generate((plugin, args), playing("x"))
+
+
 # --- partial rollout --------------------------------------------------------------------------------------------------
 PARTIAL = ("--partial-rollout", "--max-staleness", "1")
 

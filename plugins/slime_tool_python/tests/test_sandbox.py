@@ -363,17 +363,23 @@ async def test_a_jail_that_stands_still_takes_everything_with_it(monkeypatch):
     monkeypatch.setattr(sandbox, "ENDING_S", 0.3)
     before = set(psutil.Process().children())
     task = asyncio.create_task(run_code("import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)", LIMITS))
-    while not (new := set(psutil.Process().children()) - before):
-        await asyncio.sleep(0.01)
-    (jailed,) = new
-    while not any(leads_a_session(process.pid) for process in jailed.children(recursive=True)):
-        await asyncio.sleep(0.01)
-    jailed.suspend()
+
+    def jailed() -> psutil.Process | None:
+        """The jail, once code in it leads a session of its own."""
+        for found in set(psutil.Process().children()) - before:
+            if any(leads_a_session(process.pid) for process in found.children(recursive=True)):
+                return found
+        return None
+
+    async with asyncio.timeout(LIMITS.timeout_s):
+        while (jail := jailed()) is None:
+            await asyncio.sleep(0.01)
+    jail.suspend()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(30):
             await task
-    assert not jailed.is_running()  # of the others `nothing_left` knows
+    assert not jail.is_running()  # of the others `nothing_left` knows
 
 
 async def test_runs_go_side_by_side():

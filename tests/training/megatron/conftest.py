@@ -157,7 +157,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(shared: Path) -> Path:
     """Where the case `saved` writes."""
-    return shared / "two_ranks_saved"
+    return shared / "two_ranks_checkpoints" / "saved"
 
 
 @pytest.fixture(scope="session")
@@ -167,8 +167,9 @@ def two_ranks(models: dict[str, Path], checkpoint: Path, shared: Path) -> Ranks:
     with FileLock(shared / "two_ranks_lock"):
         if done.exists():
             return Ranks(directory, 2)
-        for left in (directory, checkpoint):  # by a process that failed
+        for left in (directory, checkpoint.parent):  # by a process that failed
             shutil.rmtree(left, ignore_errors=True)
+        checkpoint.parent.mkdir()
         ranks = run_ranks(directory, 2, quick_cases(models, checkpoint), timeout_s=TWO_RANKS_S)
         done.touch()
     return ranks
