@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -213,8 +214,9 @@ def children_cpu(process: psutil.Process) -> float:
     """CPU seconds of the reward workers so far."""
     total = 0.0
     for child_process in process.children(recursive=True):
-        if "multiprocessing" in " ".join(child_process.cmdline()):
-            total += sum(child_process.cpu_times()[:2])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "multiprocessing" in " ".join(child_process.cmdline()):
+                total += sum(child_process.cpu_times()[:2])
     return total
 
 
