@@ -14,12 +14,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group
 
-from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs, TrainerActor
+from slime_core.cluster.actors import POLICY, RolloutActor, RoundRefs
 from slime_core.cluster.fleet import Fleet, State
 from slime_core.cluster.hosts import CurrentWeights, EngineHost, in_seat, no_weights
 from slime_core.cluster.overlap import Overlap
 from slime_core.cluster.placement import choose_device, data_parallel_ranks, lent_gpus, plan, threads_each
 from slime_core.cluster.ray_start import first_line, start_ray, start_reaper, watch
+from slime_core.cluster.trainer_actor import TrainerActor
 from slime_core.engines.frozen import options_of
 from slime_core.errors import ClusterError, EngineError, SlimeError, WeightSyncError
 from slime_core.options import Options
