@@ -1,4 +1,4 @@
-"""The Ray actor of a trainer's rank. (In a file of its own: an engine's actor is spared 200 MB of torch.)"""
+"""The Ray actor of a trainer's rank. In a file of its own, so that an engine's actor loads no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import ray
+import torch
 
 from slime_core.engines.process import free_port
 from slime_core.options import Options
@@ -35,8 +36,6 @@ class TrainerActor:
         self, args: Options, rank: int, world_size: int, address: tuple[str, int], device: str, threads: int
     ) -> None:
         """Load the model."""
-        import torch
-
         torch.set_num_threads(threads)
         if device == "cuda" and args.weight_transport == "broadcast":
             # as SGLang sets it for its processes: ranks that differ in it cannot read one another's memory

@@ -242,7 +242,7 @@ class EngineClient:
                     self._leave(rid)
                 raise
             except (aiohttp.ClientError, ConnectionError, TimeoutError, orjson.JSONDecodeError) as error:
-                # of our own deadline there is nothing to tell where an engine has said what is wrong
+                # our own deadline tells less than what an engine has said
                 if type(error) is not TimeoutError or not problem:
                     problem = f"{type(error).__name__}: {error}".rstrip(": ")
             finally:

@@ -69,10 +69,8 @@ class Routing:
     async def close(self) -> None:
         """End the router."""
         self._watching.cancel()
-        ended = False
-        while not ended:  # a start under way ends by what it starts being stopped
-            await asyncio.to_thread(self._router.stop)
-            ended = bool((await asyncio.wait([self._watching], timeout=POLL_S))[0])
+        while not (await asyncio.wait([self._watching], timeout=POLL_S))[0]:
+            await asyncio.to_thread(self._router.stop)  # a start under way ends by what it starts being stopped
         await asyncio.to_thread(self._router.stop)
 
     async def _watch(self) -> None:
